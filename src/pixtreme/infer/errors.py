@@ -1,0 +1,114 @@
+"""Errors that say why, what was observed and is accepted, and how to go on.
+
+The tree (each class is also the builtin that a caller would catch)::
+
+    InferError
+    ├── ContractError       ValueError    an argument, shape, dtype, name or artifact breaks a contract
+    ├── ContextError        ValueError    wrong device, stream, thread or process
+    ├── BusyError           RuntimeError  a bound is reached; try again
+    ├── ClosedError         RuntimeError  used after close()
+    ├── CaptureError        RuntimeError  work that cannot be captured, or a call refused during a capture
+    ├── StreamFault         RuntimeError  device work failed; the backend's exception is the __cause__
+    ├── HandleTimeout       TimeoutError  result(timeout) ran out; the handle stays usable
+    └── NotPicklableError   TypeError     streams, handles and sessions do not leave their process
+
+What holds after an exception is written in ``docs/errors.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = (
+    "actionable_error",
+    "InferError",
+    "ContractError",
+    "ContextError",
+    "BusyError",
+    "ClosedError",
+    "CaptureError",
+    "StreamFault",
+    "HandleTimeout",
+    "NotPicklableError",
+)
+
+
+def actionable_error(*, why: str, what: str, how: str) -> str:
+    """Return the library's error text, ``why=<why>; what=<what>; how=<how>``.
+
+    Parameters
+    ----------
+    why
+        The rule that was broken.
+    what
+        The observed value and what is accepted.
+    how
+        An action the reader can take now.
+    """
+    return f"why={why}; what={what}; how={how}"
+
+
+class InferError(Exception):
+    """Base of every error this library raises on purpose.
+
+    Attributes
+    ----------
+    why, what, how
+        The three parts of the message, for programs that show them apart.
+    """
+
+    def __init__(self, *, why: str, what: str, how: str) -> None:
+        super().__init__(actionable_error(why=why, what=what, how=how))
+        self.why = why
+        self.what = what
+        self.how = how
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors do travel between processes (a pool's worker raises one); keyword-only arguments need help there.
+        return _rebuild, (type(self), self.why, self.what, self.how), self.__dict__
+
+
+def _rebuild(kind: type[InferError], why: str, what: str, how: str) -> InferError:
+    return kind(why=why, what=what, how=how)
+
+
+class ContractError(InferError, ValueError):
+    """An argument, shape, dtype, name or artifact does not satisfy its contract."""
+
+
+class ContextError(InferError, ValueError):
+    """The device, stream, thread or process is not the one this call belongs to."""
+
+
+class BusyError(InferError, RuntimeError):
+    """A bound is reached or the work is still under way; try again later."""
+
+
+class ClosedError(InferError, RuntimeError):
+    """The object was closed; open a new one."""
+
+
+class CaptureError(InferError, RuntimeError):
+    """Work that cannot be captured, or a call that is refused while a stream captures."""
+
+
+class StreamFault(InferError, RuntimeError):
+    """Device work failed. ``__cause__`` is the backend's exception."""
+
+
+class HandleTimeout(InferError, TimeoutError):
+    """The wait ran out of time. The work goes on and the handle stays usable."""
+
+
+class NotPicklableError(InferError, TypeError):
+    """The object is bound to this process's streams; send data instead."""
+
+
+def refuse_pickle(thing: object, send: str) -> NotPicklableError:
+    """Return the error for ``__reduce__`` of an object bound to this process (S38)."""
+    name = type(thing).__name__
+    return NotPicklableError(
+        why=f"a {name} is bound to a stream of this process",
+        what=f"pickling or copying {thing!r} was asked for; only plain data can be sent",
+        how=f"send {send} instead, and open a new {name} in the other process",
+    )

@@ -1,0 +1,85 @@
+"""Which streams capture in this process, and what must wait until none does.
+
+Capture state is kept by stream identity (device, pointer, generation), not by Python object: two contexts on one
+stream know of each other (S33). Finalisers run whenever the garbage collector likes, and a release in the middle of a
+capture would invalidate it; they queue the release here, and it runs at the next safe point (S34).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pixtreme.infer.errors import CaptureError
+from pixtreme.infer.streams.runtime import StreamKey
+
+logger = logging.getLogger("pixtreme.infer")
+
+# Re-entrant, as a finaliser may run on this thread while it holds the lock.
+_lock = threading.RLock()
+_open: dict[StreamKey, str] = {}
+_deferred: deque[tuple[str, Callable[[], object]]] = deque()
+
+
+def capturer(key: StreamKey) -> str | None:
+    """Return the name of what captures on this stream, or None."""
+    return _open.get(key)
+
+
+def refuse_while_capturing(key: StreamKey, what: str) -> None:
+    """Raise where the stream captures.
+
+    Raises
+    ------
+    CaptureError
+        Names the one that captures; nothing was enqueued.
+    """
+    if (owner := _open.get(key)) is not None:
+        raise CaptureError(
+            why="while a stream captures, nothing else may run on it, not even through another context",
+            what=f"{what} was asked for while {owner} captures on stream {key.pointer:#x} of {key.device}",
+            how="call it after the capture has ended; inside an operation enqueue on the stream itself",
+        )
+
+
+@contextmanager
+def open_capture(key: StreamKey, owner: str) -> Iterator[None]:
+    """Hold the stream's capture for ``owner`` while the block runs."""
+    with _lock:
+        refuse_while_capturing(key, f"a second capture by {owner}")
+        _open[key] = owner
+    try:
+        yield
+    finally:
+        with _lock:
+            del _open[key]
+        run_deferred()
+
+
+def release(device: str, action: Callable[[], object]) -> None:
+    """Run ``action`` now, or after the captures open on ``device`` have ended. For finalisers: never raises."""
+    _deferred.append((device, action))
+    run_deferred()
+
+
+def run_deferred() -> None:
+    """Run what finalisers left, as far as no capture is open on its device."""
+    if not _deferred:
+        return
+    with _lock:
+        capturing = {key.device for key in _open}
+        for _ in range(len(_deferred)):
+            try:
+                device, action = _deferred.popleft()
+            except IndexError:  # a finaliser that ran inside this loop took it
+                return
+            if device in capturing:
+                _deferred.append((device, action))
+                continue
+            try:
+                action()
+            except Exception:
+                logger.exception("a deferred release failed")

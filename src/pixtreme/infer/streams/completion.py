@@ -1,0 +1,275 @@
+"""Work under way: when it is over, who waits for it, what it keeps alive, and how much of it there may be.
+
+A `Flight` is one recorded event. Two machines are kept apart: *progress* (pending, then complete or faulted, and never
+back), which only the runtime's report moves, and the *waiters*, who come and go without touching progress (S13, S15).
+
+Invariants
+
+1. A flight finishes once; its status is derived from ``done`` and ``fault``, and stored nowhere else.
+2. What it keeps alive is owned by the flight, and the flight by the runtime until the report: dropping a handle or
+   cancelling a wait frees nothing.
+3. A waiter is added under the lock that ``finish`` takes, after ``done`` was looked at: no wake-up is lost.
+4. Kept values are released on the reporting thread, outside our locks, before waiters wake (S24c).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+
+from pixtreme.infer.errors import BusyError, StreamFault
+
+logger = logging.getLogger("pixtreme.infer")
+
+Notify = Callable[[], object]
+
+
+class FlightStatus(Enum):
+    """How far the device is."""
+
+    PENDING = "pending"  #: the event has not completed
+    COMPLETE = "complete"  #: everything before the event ran
+    FAULTED = "faulted"  #: something before the event failed
+
+
+#: status x event → status; an unknown pair is an error and changes nothing.
+TRANSITIONS: dict[tuple[FlightStatus, str], FlightStatus] = {
+    (FlightStatus.PENDING, "complete"): FlightStatus.COMPLETE,
+    (FlightStatus.PENDING, "fault"): FlightStatus.FAULTED,
+}
+
+
+class Fault:
+    """The first failure of a context: every flight it broke refers to it."""
+
+    def __init__(self, cause: BaseException, label: str, place: str) -> None:
+        self.cause = cause
+        self.label = label
+        self.place = place
+        self.retrieved = False
+        self.delivered = False  # a handle carries it, so somebody can still ask
+        self._logged = False
+
+    def retrieve(self) -> StreamFault:
+        """Return the error for whoever asked; from now on the fault counts as known."""
+        self.retrieved = True
+        error = StreamFault(
+            why="work enqueued on a stream failed on the device, so nothing after it on that stream ran",
+            what=f"{self.label} on {self.place}: {self.cause!r}",
+            how="look at the cause; then close the context and open a new one, as a faulted context takes no more work",
+        )
+        error.__cause__ = self.cause
+        return error
+
+    def log_unless_known(self) -> None:
+        """Say so once, if nobody ever asked (S18)."""
+        if not (self.retrieved or self._logged):
+            self._logged = True
+            logger.error(
+                "%s on %s failed, and its handle went without anybody asking: %r",
+                self.label,
+                self.place,
+                self.cause,
+                exc_info=self.cause,
+            )
+
+
+class Flight:
+    """One recorded event and everything that hangs on it."""
+
+    __slots__ = (
+        "_board",
+        "_dropped",
+        "_keep",
+        "_lock",
+        "_waiters",
+        "done",
+        "fault",
+        "handed_over",
+        "has_handle",
+        "label",
+    )
+
+    def __init__(self, board: Board, label: str, keep: object, *, has_handle: bool) -> None:
+        self.label = label
+        self.done = False
+        self.fault: Fault | None = None
+        self.has_handle = has_handle  # it counts as in flight, and somebody may ask for its outcome
+        self.handed_over = False  # another stream took the value on, and the fault with it
+        self._dropped = False
+        self._board = board
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._waiters: dict[Notify, None] = {}
+
+    @property
+    def status(self) -> FlightStatus:
+        """Progress, derived."""
+        if not self.done:
+            return FlightStatus.PENDING
+        return FlightStatus.COMPLETE if self.fault is None else FlightStatus.FAULTED
+
+    def finish(self, cause: BaseException | None) -> None:
+        """Record the outcome, once: the runtime's report."""
+        with self._lock:
+            TRANSITIONS[self.status, "complete" if cause is None else "fault"]  # a second report is a KeyError
+            if cause is not None:
+                self.fault = self._board.first_fault(cause, self.label)
+                self.fault.delivered |= self.has_handle
+            self.done = True
+            waiters, self._waiters = self._waiters, {}
+            keep, self._keep = self._keep, None
+        del keep
+        if self.has_handle:
+            self._board.landed()
+        for notify in waiters:
+            call_logged(notify)
+        if self._dropped:
+            self._log_fault()
+
+    def add_waiter(self, notify: Notify) -> bool:
+        """Call ``notify`` when the flight finishes, on the reporting thread; False if it is over already."""
+        with self._lock:
+            if self.done:
+                return False
+            self._waiters[notify] = None
+            return True
+
+    def discard_waiter(self, notify: Notify) -> None:
+        """Forget a waiter that no longer waits; the others are untouched."""
+        with self._lock:
+            self._waiters.pop(notify, None)
+
+    def block(self, timeout: float | None = None) -> bool:
+        """Block this thread until the flight is over; False if ``timeout`` seconds ran out.
+
+        The wait is on a Python lock, never in the driver: Ctrl-C, timeouts and interpreter exit work (S24b).
+        """
+        gate = threading.Lock()
+        gate.acquire()
+        if not self.add_waiter(gate.release):
+            return True
+        try:
+            return gate.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        finally:
+            self.discard_waiter(gate.release)
+
+    def drop(self) -> None:
+        """The last handle has gone: log a fault nobody retrieved, now or when it comes."""
+        self._dropped = True
+        if self.done:
+            self._log_fault()
+
+    def _log_fault(self) -> None:
+        if self.fault is not None and not self.handed_over:
+            self.fault.log_unless_known()
+
+
+class Ticket:
+    """A request for a slot; slots are given in order of asking (S10)."""
+
+    __slots__ = ("granted", "notify")
+
+    def __init__(self, notify: Notify) -> None:
+        self.notify = notify
+        self.granted = False
+
+
+class Board:
+    """What one context has under way. Flights refer to it, so it does not refer to the context.
+
+    ``max_in_flight`` bounds handles whose event has not completed, together with slots promised to a submission.
+    """
+
+    def __init__(self, place: str, max_in_flight: int | None) -> None:
+        self.place = place
+        self.max_in_flight = max_in_flight
+        self.fault: Fault | None = None
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._promised = 0
+        self._queue: deque[Ticket] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """How many handles are pending."""
+        return self._pending
+
+    def take(self) -> None:
+        """Promise a slot to the caller, or raise `BusyError`."""
+        with self._lock:
+            if not self._queue and self._has_room():
+                self._promised += 1
+                return
+        raise BusyError(
+            why="the context bounds the handles that may be in flight",
+            what=f"{self._pending} are in flight on {self.place} and {len(self._queue)} submissions wait; "
+            f"accepted are max_in_flight={self.max_in_flight}",
+            how="await an earlier handle first, or wait for a slot with submit_async (or submit_sync without a loop)",
+        )
+
+    def request(self, notify: Notify) -> Ticket:
+        """Ask for a slot; ``notify`` is called when it is granted later than at once."""
+        ticket = Ticket(notify)
+        with self._lock:
+            self._queue.append(ticket)
+        self._grant()
+        return ticket
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Take a request back, granted or not."""
+        with self._lock:
+            if ticket.granted:
+                self._promised -= 1
+            else:
+                self._queue.remove(ticket)
+        self._grant()
+
+    def give_back(self) -> None:
+        """Return a promised slot unused."""
+        with self._lock:
+            self._promised -= 1
+        self._grant()
+
+    def launched(self, *, promised: bool) -> None:
+        """A handle is about to be published, on a promised slot or (``record``) without one."""
+        with self._lock:
+            self._pending += 1
+            self._promised -= promised
+
+    def landed(self) -> None:
+        """The flight of a handle is over."""
+        with self._lock:
+            self._pending -= 1
+        self._grant()
+
+    def first_fault(self, cause: BaseException, label: str) -> Fault:
+        """Return the context's fault, made from the first cause that was reported."""
+        if self.fault is None:
+            self.fault = Fault(cause, label, self.place)
+        return self.fault
+
+    def _has_room(self) -> bool:
+        return self.max_in_flight is None or self._pending + self._promised < self.max_in_flight
+
+    def _grant(self) -> None:
+        granted = []
+        with self._lock:
+            while self._queue and self._has_room():
+                ticket = self._queue.popleft()
+                ticket.granted = True
+                self._promised += 1
+                granted.append(ticket)
+        for ticket in granted:
+            call_logged(ticket.notify)
+
+
+def call_logged(notify: Notify) -> None:
+    """Call what a user or a loop gave us; what it raises is logged and never reaches the reporting thread (S23)."""
+    try:
+        notify()
+    except BaseException:
+        logger.exception("a completion callback failed")

@@ -1,0 +1,176 @@
+"""The verbs everything else is written on: what a device runtime must offer.
+
+A runtime is one device. `host.HostRuntime` executes on the CPU; a CUDA adapter is one more file that implements
+`Runtime` over ``cupy.cuda`` with no logic of its own. Streams, events and graphs are the runtime's native objects
+(``cupy.cuda.Stream``, `host.HostStream`, …) and opaque to everyone else.
+
+Semantics are CUDA's on every runtime: an event never recorded counts as complete, a wait refers to the last record
+before the wait was issued, waiting twice is fine, a query never blocks, and an error during a capture invalidates it.
+A failed verb raises the backend's own exception, which carries CUDA's numeric code as ``status``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from pixtreme.infer.frames import FrameLike
+
+NativeStream: TypeAlias = Any
+NativeEvent: TypeAlias = Any
+NativeGraph: TypeAlias = Any
+NativeArray: TypeAlias = Any
+
+
+class StreamKey(NamedTuple):
+    """Identity of a stream. Drivers reuse pointer values, so the pointer alone says nothing across time (S33)."""
+
+    device: str
+    pointer: int
+    generation: int
+
+
+class Runtime(Protocol):
+    """One device and its verbs."""
+
+    @property
+    def device(self) -> str:
+        """``"cpu"`` or ``"cuda:N"``."""
+        ...
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    def create_stream(self, *, priority: int) -> NativeStream:
+        """Create a stream that orders itself with no default stream."""
+        ...
+
+    def destroy_stream(self, stream: NativeStream) -> None:
+        """Release a stream; work already enqueued on it still runs to its end."""
+        ...
+
+    def key(self, stream: NativeStream) -> StreamKey:
+        """Return the stream's identity."""
+        ...
+
+    def is_stream(self, value: object) -> bool:
+        """Tell whether ``value`` is a native stream of this runtime."""
+        ...
+
+    def is_event(self, value: object) -> bool:
+        """Tell whether ``value`` is a native event of this runtime."""
+        ...
+
+    def current(self) -> NativeStream | None:
+        """Return this thread's current stream, or None where the thread has none."""
+        ...
+
+    def activate(self, stream: NativeStream) -> Callable[[], None]:
+        """Make device and stream current for this thread; the returned callable puts back what was found."""
+        ...
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def create_event(self, *, timing: bool = False) -> NativeEvent:
+        """Create an event whose synchronisation blocks instead of spinning."""
+        ...
+
+    def record(self, event: NativeEvent, stream: NativeStream) -> None:
+        """Record the event behind everything enqueued on the stream so far."""
+        ...
+
+    def wait(self, stream: NativeStream, event: NativeEvent) -> None:
+        """Make the stream's later work wait for the event's last record; the host does not wait."""
+        ...
+
+    def query(self, event: NativeEvent) -> bool:
+        """Return whether the event is complete, without blocking; raises the fault of a faulted one."""
+        ...
+
+    def synchronize(self, event: NativeEvent) -> None:
+        """Block this thread until the event is complete; raises the fault of a faulted one."""
+        ...
+
+    def elapsed_ms(self, start: NativeEvent, end: NativeEvent) -> float:
+        """Return device milliseconds between two complete events made with ``timing=True``."""
+        ...
+
+    # -- completion (S21) ---------------------------------------------------------------------------------------
+
+    def report(self, event: NativeEvent, stream: NativeStream, notify: Callable[[BaseException | None], None]) -> None:
+        """Call ``notify`` once, with the fault or None, after ``event`` (just recorded on ``stream``) completes.
+
+        Calls come in stream order, on the runtime's own thread for that stream. The runtime holds ``notify``, and so
+        everything it refers to, until then.
+        """
+        ...
+
+    def demand(self, stream: NativeStream) -> None:
+        """Say that somebody now waits: from here on reports must come without any further call of ours.
+
+        A runtime whose streams report by themselves (the host's worker) does nothing; CUDA starts its waiter thread.
+        """
+        ...
+
+    def reports_here(self, stream: NativeStream) -> bool:
+        """Tell whether this thread is the one that reports for ``stream``: it must never wait for that stream."""
+        ...
+
+    # -- capture ------------------------------------------------------------------------------------------------
+
+    def begin_capture(self, stream: NativeStream) -> None:
+        """Record what is enqueued on the stream from now on, instead of running it."""
+        ...
+
+    def end_capture(self, stream: NativeStream) -> NativeGraph:
+        """End the capture; the stream is out of it whether this returns a graph or raises."""
+        ...
+
+    def is_capturing(self, stream: NativeStream) -> bool:
+        """Tell whether the stream is part of a capture, without disturbing it."""
+        ...
+
+    def node_count(self, graph: NativeGraph) -> int:
+        """Return how many pieces of work the graph holds."""
+        ...
+
+    def launch(self, graph: NativeGraph, stream: NativeStream) -> None:
+        """Enqueue the whole graph on the stream."""
+        ...
+
+    # -- arrays -------------------------------------------------------------------------------------------------
+
+    def import_array(self, source: object, *, name: str) -> NativeArray:
+        """View ``source`` as a native array of this device without copying; refusals name the input ``name``."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NativeArray:
+        """Allocate an uninitialised C-contiguous array, ordered on the current stream."""
+        ...
+
+    def copy(self, target: NativeArray, source: NativeArray, stream: NativeStream) -> None:
+        """Enqueue ``target[...] = source`` for arrays of one shape and dtype; keeps both alive until it ran."""
+        ...
+
+    def overlaps(self, first: NativeArray, second: NativeArray) -> bool:
+        """Tell whether two arrays share memory."""
+        ...
+
+    def same_storage(self, first: NativeArray, second: NativeArray) -> bool:
+        """Tell whether two arrays are the same elements in the same order."""
+        ...
+
+    def to_host(self, array: NativeArray) -> Any:
+        """Return a NumPy copy of an array no work is pending on."""
+        ...
+
+    def from_host(self, target: NativeArray, values: Any) -> None:
+        """Overwrite an array no work is pending on with a NumPy array's values."""
+        ...
+
+    def make_frame(
+        self, data: NativeArray, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None
+    ) -> FrameLike:
+        """Wrap an array in this runtime's kind of frame; checks the metadata and touches no pixel."""
+        ...
