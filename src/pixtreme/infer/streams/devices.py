@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from pixtreme.infer.errors import ContextError
+from pixtreme.infer.streams import scope
 from pixtreme.infer.streams.host import RUNTIME as HOST
-from pixtreme.infer.streams.runtime import Runtime
+from pixtreme.infer.streams.runtime import NativeStream, Runtime
+
+if TYPE_CHECKING:
+    from pixtreme.infer.streams.context import StreamContext
 
 __all__ = ("available_devices",)
 
@@ -44,6 +50,27 @@ def runtime_for(device: str | int) -> Runtime:
         how="open an available device, or 'auto' for the best of them"
         + ("; this version has no CUDA runtime yet" if name is not None else ""),
     )
+
+
+def current_stream(why: str) -> tuple[Runtime, NativeStream, StreamContext | None]:
+    """Return this thread's current runtime and stream, and the context of the ``use()`` scope that made it current.
+
+    Raises
+    ------
+    ContextError
+        No explicit stream is current; ``why`` says what needs one.
+    """
+    stream = HOST.current()
+    if stream is None:
+        raise ContextError(
+            why=why,
+            what="no explicit stream is current on this thread",
+            how="call it inside `with context.use():`",
+        )
+    context = scope.current_context()
+    if context is None or context._key != HOST.key(stream):
+        return HOST, stream, None
+    return HOST, stream, cast("StreamContext", context)
 
 
 def _canonical_name(device: str | int) -> str | None:

@@ -1,0 +1,368 @@
+"""CUDA-graph sessions and fixed buffers: capture backend operations once, replay them for every request.
+
+The core captures *backend operations that enqueue work on fixed storage*. It never captures a module's public frame
+call and imports no inference backend. The module still validates each request, picks the operation, owns its history
+and reset, and sets the output's metadata. Both classes work on every runtime; the name is the one modules import.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from enum import Enum
+from functools import partial
+from typing import NoReturn
+
+from pixtreme.infer.cuda_graph_buffers import CudaGraphBuffers
+from pixtreme.infer.cuda_graph_verify import verify_operations
+from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, ContractError, StreamFault, refuse_pickle
+from pixtreme.infer.streams import EventHandle, StreamContext, capture
+from pixtreme.infer.streams.devices import current_stream
+from pixtreme.infer.streams.runtime import NativeGraph, NativeStream, Runtime
+
+__all__ = ("CudaGraphBuffers", "CudaGraphSession")
+
+logger = logging.getLogger("pixtreme.infer")
+
+Operation = Callable[[], object]
+_DEFAULT_STREAMS = (0, 1, 2)
+
+
+class SessionStatus(Enum):
+    """How long a session still replays."""
+
+    PREPARING = "preparing"  #: operations are being captured
+    READY = "ready"  #: replays
+    CLOSED = "closed"  #: released
+
+
+#: status x event → status; an unknown pair is an error and changes nothing.
+TRANSITIONS: dict[tuple[SessionStatus, str], SessionStatus] = {
+    (SessionStatus.PREPARING, "prepared"): SessionStatus.READY,
+    (SessionStatus.PREPARING, "close"): SessionStatus.CLOSED,
+    (SessionStatus.READY, "close"): SessionStatus.CLOSED,
+    (SessionStatus.CLOSED, "close"): SessionStatus.CLOSED,
+}
+
+
+class CudaGraphSession:
+    """Named operations, each captured once as a graph and replayed on one stream.
+
+    Parameters
+    ----------
+    operations
+        Non-empty mapping of names to callables without arguments. Each enqueues its work on the current stream and on
+        fixed storage.
+    resources
+        Everything the operations use: `CudaGraphBuffers`, history, engines. Kept alive until ``close()``.
+    after_prepare
+        Called once all are captured, to undo what warm-up and capture did to history and host controls; it consumes no
+        request.
+    context
+        The context to bind to. Without it the session binds to this thread's current device and stream.
+    verify
+        Replay each operation once on perturbed inputs and compare with an eager call, before ``after_prepare``. It
+        needs `CudaGraphBuffers` among the resources, and catches work that ran at capture time instead of being
+        recorded.
+
+    Raises
+    ------
+    ContractError
+        The arguments are malformed.
+    ContextError
+        No explicit stream is current, or it is a default stream; no operation ran.
+    CaptureError
+        An operation recorded nothing, did something a capture does not allow, or replays differently than it runs.
+    Exception
+        Whatever an operation or ``after_prepare`` raised, unchanged, with a note naming the operation.
+
+    Stream order
+        Each operation runs once as warm-up, is waited for, and is captured. After a failure no partial session is left:
+        the stream is out of capture and everything is released.
+    Host synchronization
+        Opening waits for the stream; replaying never does.
+    Lifetime
+        The fixed output is never handed out by the library. A view of it that a module returns changes with the next
+        replay: that is the module's own risk (``CudaGraphBuffers.copy_output`` gives independent storage).
+
+    Calls must not overlap; they may come from any thread on which the stream is current.
+    """
+
+    def __init__(
+        self,
+        operations: Mapping[str, Operation],
+        *,
+        resources: Iterable[object] = (),
+        after_prepare: Callable[[], object] | None = None,
+        context: StreamContext | None = None,
+        verify: bool = False,
+    ) -> None:
+        self._operations = _checked_operations(operations)
+        self._names = tuple(self._operations)
+        if after_prepare is not None and not callable(after_prepare):
+            _refuse("after_prepare", after_prepare, "None or a callable without arguments")
+        if context is not None and not isinstance(context, StreamContext):
+            _refuse("context", context, "None or a StreamContext")
+        self._resources = tuple(resources)
+        self._graphs: dict[str, NativeGraph] = {}
+        self._status = SessionStatus.PREPARING
+        with ExitStack() as stack:
+            if context is not None:
+                stack.enter_context(context.use())
+            self._runtime, self._stream, self._context = _binding(context)
+            self._key = self._runtime.key(self._stream)
+            self._check_no_capture("opening it")
+            try:
+                self._prepare(after_prepare, verify=verify)
+            except BaseException as error:
+                self._abandon(error)
+                raise
+        self._status = TRANSITIONS[self._status, "prepared"]
+
+    @property
+    def context(self) -> StreamContext | None:
+        """The context the session is bound to; None where it was opened on a plain native stream."""
+        return self._context
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The operations, in the order of capture."""
+        return self._names
+
+    @property
+    def closed(self) -> bool:
+        """True after close()."""
+        return self._status is SessionStatus.CLOSED
+
+    def check_context(self) -> None:
+        """Raise unless this thread's current device and stream are the session's; cheap enough for every request.
+
+        Raises
+        ------
+        ClosedError
+            The session is closed.
+        ContextError
+            Another device or stream is current, or something captures on the stream; says what is and what must be.
+
+        Host synchronization
+            None.
+        """
+        if self._status is SessionStatus.CLOSED:
+            raise ClosedError(
+                why="a closed session replays nothing",
+                what=f"{self!r} was used after close()",
+                how="open a new session",
+            )
+        current = self._runtime.current()
+        if current is None or self._runtime.key(current) != self._key:
+            observed = "no explicit stream" if current is None else f"{current!r}"
+            raise ContextError(
+                why="a session replays on the stream it was captured for",
+                what=f"current is {observed} ({self._runtime.device}); required is {self._stream!r} of {self._place}",
+                how="call it inside `with context.use():` of that context, or open a session for this stream",
+            )
+        self._check_no_capture("using it")
+
+    def replay(self, name: str) -> None:
+        """Launch the graph of one operation on the session's stream; the Python operation is not called again.
+
+        Raises
+        ------
+        ContractError
+            No operation has this name; lists those that exist.
+        ClosedError, ContextError
+            As `check_context`.
+
+        Stream order
+            After everything enqueued on the stream so far.
+        Host synchronization
+            None.
+        Lifetime
+            The graph and its storage live until what is enqueued when the session closes is complete.
+        """
+        self.check_context()
+        graph = self._graphs.get(name)
+        if graph is None:
+            _refuse("name", name, f"one of {self.names!r}")
+        self._runtime.launch(graph, self._stream)
+
+    def launch(self, name: str) -> EventHandle[None]:
+        """`replay`, and a handle to its completion.
+
+        Raises
+        ------
+        ContextError
+            The session is bound to no context, so nobody can own the handle.
+
+        Stream order, lifetime
+            As `replay`.
+        Host synchronization
+            None.
+        """
+        if self._context is None:
+            raise ContextError(
+                why="a handle belongs to a context",
+                what=f"{self!r} was opened on a plain native stream",
+                how="open the session with context=..., or inside `with context.use():`",
+            )
+        self.replay(name)
+        return self._context.record(None, keep_alive=(self._graphs[name],))
+
+    def close(self) -> None:
+        """Release graphs, operations and resources once work under way is complete. Idempotent.
+
+        Host synchronization
+            None. What is enqueued already runs to its end; during a capture the release waits until it ends.
+        """
+        if self._status is not SessionStatus.CLOSED:
+            self._status = TRANSITIONS[self._status, "close"]
+            self._release()
+
+    def __repr__(self) -> str:
+        return f"<CudaGraphSession {', '.join(self._names)}: {self._status.value} on {self._place}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickle(self, "the artifact and its settings")
+
+    def __del__(self) -> None:
+        if getattr(self, "_key", None) is not None and self._graphs:
+            self._release()
+
+    @property
+    def _place(self) -> str:
+        return f"stream {self._key.pointer:#x} of {self._key.device}" if self._context is None else self._context._place
+
+    def _prepare(self, after_prepare: Callable[[], object] | None, *, verify: bool) -> None:
+        for name, operation in self._operations.items():
+            try:
+                operation()
+                self._wait_for_stream()
+                self._graphs[name] = self._capture(name, operation)
+            except BaseException as error:
+                error.add_note(f"while preparing operation {name!r} of a CudaGraphSession")
+                raise
+        if verify:
+            verify_operations(
+                self._runtime,
+                self._operations,
+                replay=lambda name: self._runtime.launch(self._graphs[name], self._stream),
+                wait=self._wait_for_stream,
+                resources=self._resources,
+            )
+        if after_prepare is not None:
+            after_prepare()
+        self.check_context()
+
+    def _capture(self, name: str, operation: Operation) -> NativeGraph:
+        runtime, stream = self._runtime, self._stream
+        with capture.open_capture(self._key, f"operation {name!r} of {self!r}"):
+            try:
+                runtime.begin_capture(stream)
+                operation()
+            except BaseException as error:  # Ctrl-C included: the stream is never left capturing (G4)
+                try:
+                    if runtime.is_capturing(stream):
+                        runtime.end_capture(stream)
+                except Exception as second:
+                    error.add_note(f"ending the capture failed as well: {second!r}")
+                raise
+            try:
+                graph = runtime.end_capture(stream)
+            except Exception as error:
+                raise CaptureError(
+                    why="an operation did something that a capture does not allow",
+                    what=f"operation {name!r} on {self._place}: {error}",
+                    how="only enqueue work on the current stream: no synchronisation, no query, join every fork back",
+                ) from error
+        if runtime.node_count(graph) == 0:
+            raise CaptureError(
+                why="an operation must record its work, or its replay would return stale output without a word",
+                what=f"operation {name!r} recorded nothing on {self._place}",
+                how="enqueue on the current stream (the session's), not on another stream and not on the host",
+            )
+        return graph
+
+    def _wait_for_stream(self) -> None:
+        event = self._runtime.create_event()
+        self._runtime.record(event, self._stream)
+        try:
+            self._runtime.synchronize(event)
+        except Exception as error:
+            raise StreamFault(
+                why="work of an operation failed on the device",
+                what=f"the stream of {self._place} is faulted: {error}",
+                how="look at the cause; then close the context and open a new one",
+            ) from (error.__cause__ or error)
+
+    def _check_no_capture(self, what: str) -> None:
+        owner = capture.capturer(self._key)
+        if owner is None and self._runtime.is_capturing(self._stream):
+            owner = "other code"
+        if owner is not None:
+            raise ContextError(
+                why="while a stream captures, no session may be used on it",
+                what=f"{owner} captures on {self._place}; {what} was asked for on {self!r}; required is no capture",
+                how="call it after the capture has ended",
+            )
+
+    def _abandon(self, error: BaseException) -> None:
+        """Leave nothing of a session that could not be opened; a second failure becomes a note (G4)."""
+        try:
+            self._wait_for_stream()
+        except Exception as second:
+            error.add_note(f"waiting for the work of the failed session: {second!r}")
+        self.close()
+
+    def _release(self) -> None:
+        """Let go of everything once what is enqueued now is complete."""
+        kept = (self._graphs, self._operations, self._resources)
+        self._graphs, self._operations, self._resources = {}, {}, ()
+        capture.release(self._key.device, partial(_let_go_when_done, self._runtime, self._stream, kept))
+
+
+def _let_go_when_done(runtime: Runtime, stream: NativeStream, kept: object) -> None:
+    try:
+        event = runtime.create_event()
+        runtime.record(event, stream)
+    except Exception as error:  # the stream was released, and so drained, before the session
+        logger.debug("a session outlived its stream: %r", error)
+        return
+    runtime.report(event, stream, partial(_keep, kept))
+
+
+def _keep(kept: object, fault: BaseException | None) -> None:
+    """Take part in a report only to keep ``kept`` alive until it comes."""
+
+
+def _binding(context: StreamContext | None) -> tuple[Runtime, NativeStream, StreamContext | None]:
+    """Return what is current on this thread, and the context it belongs to."""
+    if context is not None:
+        return context._runtime, context._stream, context
+    runtime, stream, found = current_stream("a graph session is bound to an explicit stream")
+    if runtime.key(stream).pointer in _DEFAULT_STREAMS:
+        raise ContextError(
+            why="a default stream cannot be captured, and orders itself with other streams",
+            what=f"current is default stream {runtime.key(stream).pointer} of {runtime.device}; accepted are all others",
+            how="open the session inside `with context.use():` or on a non-default stream",
+        )
+    return runtime, stream, found
+
+
+def _checked_operations(operations: Mapping[str, Operation]) -> dict[str, Operation]:
+    if not isinstance(operations, Mapping) or not operations:
+        _refuse("operations", operations, "a non-empty mapping of names to callables")
+    for name, operation in operations.items():
+        if not isinstance(name, str) or not name:
+            _refuse("operations", name, "names that are non-empty strings")
+        if not callable(operation):
+            _refuse("operations", {name: operation}, "callables without arguments")
+    return dict(operations)
+
+
+def _refuse(field: str, observed: object, accepted: str) -> NoReturn:
+    raise ContractError(
+        why=f"{field} of a CudaGraphSession is malformed",
+        what=f"received {field}={observed!r}; accepted is {accepted}",
+        how=f"pass {accepted}",
+    )
