@@ -343,7 +343,7 @@ def _binding(context: StreamContext | None) -> tuple[Runtime, NativeStream, Stre
     if runtime.key(stream).pointer in _DEFAULT_STREAMS:
         raise ContextError(
             why="a default stream cannot be captured, and orders itself with other streams",
-            what=f"current is default stream {runtime.key(stream).pointer} of {runtime.device}; accepted are all others",
+            what=f"current is default stream {runtime.key(stream).pointer} of {runtime.device}; any other will do",
             how="open the session inside `with context.use():` or on a non-default stream",
         )
     return runtime, stream, found

@@ -1,0 +1,378 @@
+"""The ONNX module: any NHWC image model in an ``.onnx`` file as a module of this library (extra ``ort``).
+
+``FACTORY`` opens it plainly, ``FACTORY.graph_factory()`` as a captured graph. On the host runtime both enqueue an ONNX
+Runtime CPU session, bound to fixed buffers, on the context's stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, NoReturn
+
+import numpy as np
+
+from pixtreme.infer.contracts import (
+    Exact,
+    FrameContract,
+    Precision,
+    StatelessFamilyContract,
+    StatelessOpenContract,
+    UnconstrainedWithReference,
+    check_frame,
+    check_input_hw,
+    check_precision,
+    validate_call_params,
+)
+from pixtreme.infer.cuda_graph import CudaGraphBuffers, CudaGraphSession
+from pixtreme.infer.dependencies import require_optional
+from pixtreme.infer.errors import ClosedError, ContextError, ContractError, refuse_pickle
+from pixtreme.infer.frames import FrameLike, HostFrame
+from pixtreme.infer.onnx_header import INPUT_NAME, OUTPUT_NAME, OnnxHeader, read_header
+from pixtreme.infer.streams.devices import current_stream
+
+__all__ = ("FACTORY", "OnnxArtifact", "OnnxFactory", "OnnxInference")
+
+_DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16"}
+_CHANNELS = {1: ("Y",), 3: ("R", "G", "B"), 4: ("R", "G", "B", "A")}
+_PROVIDER = "CPUExecutionProvider"
+
+OnnxContract = StatelessOpenContract["OnnxArtifact"]
+
+
+@dataclass(frozen=True)
+class OnnxArtifact:
+    """An ``.onnx`` file.
+
+    Parameters
+    ----------
+    path
+        The file: one input named ``input`` and one output named ``output``, both NHWC with batch 1.
+    scale
+        Output pixels a side for each input pixel. None takes it from the file's metadata, key
+        ``pixtreme.infer.contract``.
+    """
+
+    path: str | PathLike[str]
+    scale: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | PathLike):
+            _refuse(f"path={self.path!r}", "a path", "pass the path of an .onnx file")
+        if self.scale is not None and (
+            not isinstance(self.scale, int) or isinstance(self.scale, bool) or self.scale < 1
+        ):
+            _refuse(f"scale={self.scale!r}", "None or a positive int (not a bool)", "pass the network's scale")
+
+
+@dataclass(frozen=True)
+class OnnxFactory:
+    """Describes and opens ONNX artifacts: a ``StatelessInferenceFactory`` and a ``CudaGraphFactoryProvider``.
+
+    Parameters
+    ----------
+    graph
+        Open instances that replay a captured graph.
+    threads
+        Intra-op threads of each session. One a stream lets streams overlap instead of fighting for cores.
+    """
+
+    graph: bool = False
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+            _refuse(f"threads={self.threads!r}", "a positive int", "pass how many threads one session may use")
+
+    @property
+    def family_contract(self) -> StatelessFamilyContract:
+        """What is true of every ONNX artifact: hardly anything but the metadata it was probably made with."""
+        return _family(UnconstrainedWithReference(_CHANNELS[3]), UnconstrainedWithReference("float32"))
+
+    def graph_factory(self) -> OnnxFactory:
+        """Return the factory that opens graph instances; allocates nothing and leaves this one as it is."""
+        return OnnxFactory(graph=True, threads=self.threads)
+
+    def query_contract(
+        self, artifact: OnnxArtifact, /, *, precision: Precision, input_hw: tuple[int, int]
+    ) -> OnnxContract:
+        """Validate and describe one artifact from its header; no session is made and nothing allocated.
+
+        Returns
+        -------
+        StatelessOpenContract
+            Its family contract is narrowed to this artifact: dtype and channels are `Exact`.
+
+        Raises
+        ------
+        ContractError
+            The artifact, precision or size does not fit; says what the file holds.
+        ImportError
+            The extra ``ort`` is not installed.
+        """
+        return _described(artifact, precision, input_hw)[1]
+
+    def open(self, artifact: OnnxArtifact, /, *, precision: Precision, input_hw: tuple[int, int]) -> OnnxInference:
+        """Validate as `query_contract`, then open an instance on the current stream.
+
+        Raises
+        ------
+        ContractError
+            As `query_contract`, or the network's output has another shape than declared.
+        ContextError
+            No explicit stream is current.
+
+        Stream order
+            The instance belongs to the stream that is current now.
+        Host synchronization
+            Runs the network once in this thread; a graph instance also waits for its warm-up.
+        """
+        header, contract = _described(artifact, precision, input_hw)
+        return OnnxInference(contract, _Network(header, contract, self.threads), graph=self.graph)
+
+
+class _Network:
+    """An ONNX Runtime CPU session bound to fixed buffers."""
+
+    def __init__(self, header: OnnxHeader, contract: OnnxContract, threads: int) -> None:
+        ort = require_optional("onnxruntime", extra="ort")
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # errors come as exceptions
+        try:
+            self.session = ort.InferenceSession(str(header.path), options, providers=[_PROVIDER])
+        except Exception as error:
+            raise ContractError(
+                why="an artifact can be opened by ONNX Runtime",
+                what=f"{str(header.path)!r} was refused by onnxruntime {ort.__version__}: {error}",
+                how="export the model for the opset and operators of the installed onnxruntime",
+            ) from error
+        if self.session.get_providers() != [_PROVIDER]:
+            _refuse(
+                f"providers {self.session.get_providers()!r}", f"[{_PROVIDER!r}]", "report this: none was asked for"
+            )
+        frames = contract.module_contract
+        height, width = contract.input_hw
+        self.input = _zeros((height, width), frames.input_frame)
+        self.output = _zeros((height * contract.scale, width * contract.scale), frames.output_frame)
+        self.binding = self.session.io_binding()
+        for bind, name, frame in (
+            (self.binding.bind_input, INPUT_NAME, self.input),
+            (self.binding.bind_output, OUTPUT_NAME, self.output),
+        ):
+            bind(name, "cpu", 0, frame.dtype, (1, *frame.shape), frame.data.ctypes.data)
+        try:
+            self.run()
+        except Exception as error:
+            raise ContractError(
+                why="a network runs on the size it is opened for and returns what its metadata declares",
+                what=f"{str(header.path)!r} on {self.input.shape} for {self.output.shape}: {error}",
+                how="check scale and output channels in the metadata, or open another input size",
+            ) from error
+
+    def run(self) -> None:
+        """Run the network from the fixed input to the fixed output, on the calling thread."""
+        self.session.run_with_iobinding(self.binding)
+
+
+class OnnxInference:
+    """An opened ONNX artifact: one frame in, one frame ``scale`` times as large out.
+
+    Made by `OnnxFactory.open`. Requests are enqueued on the stream it was opened on, which must be current.
+    """
+
+    def __init__(self, contract: OnnxContract, network: _Network, *, graph: bool) -> None:
+        self._contract = contract
+        runtime, self._stream, _ = current_stream("an instance is opened on an explicit stream")
+        self._runtime = runtime
+        self._network: _Network | None = network
+        self._buffers = CudaGraphBuffers(network.input, network.output)
+        self._graphs: CudaGraphSession | None = None
+        if graph:
+            self._graphs = CudaGraphSession(
+                {"run": lambda: self._stream.enqueue(network.run)}, resources=(self._buffers, network)
+            )
+
+    @property
+    def contract(self) -> OnnxContract:
+        """What was opened."""
+        return self._contract
+
+    @property
+    def scale(self) -> int:
+        """Output pixels a side for each input pixel."""
+        return self._contract.scale
+
+    def __call__(self, frame: FrameLike, /, **params: Any) -> FrameLike:
+        """Enqueue one request.
+
+        Parameters
+        ----------
+        frame
+            A frame of the contract's size, channels and dtype, ready on the current stream.
+
+        Returns
+        -------
+        FrameLike
+            Shape ``(height * scale, width * scale, channels)``; its pixels arrive in stream order. Colorspace, gamma
+            and matrix are the input's.
+
+        Raises
+        ------
+        ContractError, ContextError, ClosedError
+            Before any work.
+
+        Stream order
+            On the stream the instance was opened on, which must be current.
+        Host synchronization
+            None.
+        Lifetime
+            The frame given is kept alive until it is copied; the frame returned is independent of later requests.
+        """
+        network = self._network
+        if network is None:
+            raise ClosedError(
+                why="a closed module takes no requests",
+                what=f"{self!r} was called after close()",
+                how="open the artifact again",
+            )
+        module = self._contract.module_contract
+        validate_call_params(module, params)
+        if isinstance(frame, FrameLike):
+            check_frame(module.input_frame, frame)
+        self._check_stream()
+        self._buffers.copy_inputs(frame)
+        if self._graphs is not None:
+            self._graphs.replay("run")
+        else:
+            self._stream.enqueue(network.run)
+        labels = module.output_frame.channels
+        return self._buffers.copy_output(
+            channels=labels.value if isinstance(labels, Exact) else labels.reference,
+            colorspace=frame.colorspace,
+            gamma=frame.gamma,
+            matrix=frame.matrix,
+        )
+
+    def close(self) -> None:
+        """Release session and buffers. Idempotent; frames already returned stay as they are.
+
+        Host synchronization
+            None. Finish outstanding work first; what is enqueued already still runs.
+        """
+        self._network = None
+        self._buffers.close()
+        if self._graphs is not None:
+            self._graphs.close()
+
+    def _check_stream(self) -> None:
+        if self._graphs is not None:
+            self._graphs.check_context()
+            return
+        current = self._runtime.current()
+        if current is not self._stream:
+            raise ContextError(
+                why="an instance works on the stream it was opened on",
+                what=f"current is {current!r}; required is {self._stream!r}",
+                how="call it inside `with context.use():`, or bind it and call the bound inference",
+            )
+
+    def __repr__(self) -> str:
+        height, width = self._contract.input_hw
+        form = "graph" if self._graphs is not None else "plain"
+        return f"<OnnxInference {str(self._contract.artifact_identity.path)!r} {width}x{height} x{self.scale} {form}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise refuse_pickle(self, "the OnnxArtifact")
+
+
+FACTORY = OnnxFactory()
+"""The factory for plain instances; ``FACTORY.graph_factory()`` opens graph instances."""
+
+
+def _described(
+    artifact: OnnxArtifact, precision: Precision, input_hw: tuple[int, int]
+) -> tuple[OnnxHeader, OnnxContract]:
+    """Validate everything that can be known without a session."""
+    check_precision("OnnxFactory", precision)
+    check_input_hw("OnnxFactory", input_hw)
+    if not isinstance(artifact, OnnxArtifact):
+        _refuse(f"artifact={artifact!r}", "an OnnxArtifact", "pass OnnxArtifact(path)")
+    header = read_header(artifact.path)
+    source, target, declared = header.input, header.output, header.declared
+    path = str(header.path)
+    if _DTYPES.get(precision) != source.dtype:
+        held = {dtype: name for name, dtype in _DTYPES.items()}.get(source.dtype, f"none ({source.dtype})")
+        _refuse(f"precision={precision!r} for {path!r}", f"what its tensors are: {held}", "open it at that precision")
+    for position, wanted in enumerate((1, *input_hw)):
+        if isinstance(size := source.shape[position], int) and size != wanted:
+            _refuse(
+                f"(batch, height, width)={(1, *input_hw)!r} for {path!r}",
+                f"its input shape {source.shape!r}",
+                "open the size the model was exported for, or export it with free height and width",
+            )
+    if declared is None and artifact.scale is None:
+        _refuse(
+            f"no scale for {path!r}",
+            "metadata 'pixtreme.infer.contract' in the file, or OnnxArtifact(path, scale=N)",
+            "write the metadata or pass the scale",
+        )
+    if declared is not None:
+        if artifact.scale not in (None, declared.spatial_scale):
+            _refuse(f"scale={artifact.scale!r} for {path!r}", f"{declared.spatial_scale} as declared", "pass None")
+        if declared.batch != 1 or declared.dtype != target.dtype or target.shape[3] not in (declared.channels, None):
+            _refuse(f"metadata {declared!r} of {path!r}", f"what its output is: {target!r}", "export the model again")
+    scale = declared.spatial_scale if declared is not None else artifact.scale
+    channels = declared.channels if declared is not None else target.shape[3]
+    family = StatelessFamilyContract(
+        _frame_contract(_labels(path, source.shape[3]), source.dtype),
+        _frame_contract(_labels(path, channels), target.dtype),
+        (),
+    )
+    return header, StatelessOpenContract(family, artifact, precision, input_hw, scale or 1)
+
+
+def _labels(path: str, count: int | str | None) -> tuple[str, ...]:
+    if not isinstance(count, int) or count not in _CHANNELS:
+        _refuse(
+            f"{count!r} channels in {path!r}", f"a fixed number of {sorted(_CHANNELS)!r}", "export the model with it"
+        )
+    return _CHANNELS[count]
+
+
+def _frame_contract(channels: tuple[str, ...], dtype: str) -> FrameContract:
+    return FrameContract(
+        channels=Exact(channels),
+        colorspace=UnconstrainedWithReference("sRGB"),
+        gamma=UnconstrainedWithReference("sRGB"),
+        matrix=UnconstrainedWithReference(None),
+        dtype=Exact(dtype),
+    )
+
+
+def _family(channels: Any, dtype: Any) -> StatelessFamilyContract:
+    frame = FrameContract(
+        channels=channels,
+        colorspace=UnconstrainedWithReference("sRGB"),
+        gamma=UnconstrainedWithReference("sRGB"),
+        matrix=UnconstrainedWithReference(None),
+        dtype=dtype,
+    )
+    return StatelessFamilyContract(frame, frame, ())
+
+
+def _zeros(size: tuple[int, int], contract: FrameContract) -> HostFrame:
+    assert isinstance(contract.channels, Exact)
+    assert isinstance(contract.dtype, Exact)
+    labels = contract.channels.value
+    data = np.zeros((*size, len(labels)), contract.dtype.value)
+    return HostFrame(data=data, channels=labels, colorspace="sRGB", gamma="sRGB")
+
+
+def _refuse(observed: str, accepted: str, how: str) -> NoReturn:
+    raise ContractError(
+        why="the ONNX module opens what the file holds and nothing else",
+        what=f"received {observed}; accepted is {accepted}",
+        how=how,
+    )
