@@ -18,6 +18,7 @@ from pixtreme.infer.cuda_graph_buffers import CudaGraphBuffers
 from pixtreme.infer.cuda_graph_verify import verify_operations
 from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, ContractError, StreamFault, refuse_pickle
 from pixtreme.infer.streams import EventHandle, StreamContext, capture
+from pixtreme.infer.streams.completion import keep_until_done
 from pixtreme.infer.streams.devices import current_stream
 from pixtreme.infer.streams.runtime import NativeGraph, NativeStream, Runtime
 
@@ -318,21 +319,7 @@ class CudaGraphSession:
         """Let go of everything once what is enqueued now is complete."""
         kept = (self._graphs, self._operations, self._resources)
         self._graphs, self._operations, self._resources = {}, {}, ()
-        capture.release(self._key.device, partial(_let_go_when_done, self._runtime, self._stream, kept))
-
-
-def _let_go_when_done(runtime: Runtime, stream: NativeStream, kept: object) -> None:
-    try:
-        event = runtime.create_event()
-        runtime.record(event, stream)
-    except Exception as error:  # the stream was released, and so drained, before the session
-        logger.debug("a session outlived its stream: %r", error)
-        return
-    runtime.report(event, stream, partial(_keep, kept))
-
-
-def _keep(kept: object, fault: BaseException | None) -> None:
-    """Take part in a report only to keep ``kept`` alive until it comes."""
+        capture.release(self._key.device, partial(keep_until_done, self._runtime, self._stream, kept))
 
 
 def _binding(context: StreamContext | None) -> tuple[Runtime, NativeStream, StreamContext | None]:

@@ -1,8 +1,8 @@
 """The check behind ``verify=True``: does a replay do what the operation does (G20)?
 
-Each operation runs eagerly on perturbed inputs; then inputs, history and a poisoned output are put back and its graph
-is replayed. Work that ran while capturing, instead of being recorded, leaves the replay with stale values. Everything
-is restored to what was found before.
+Each operation's graph is replayed on perturbed inputs; then inputs, history and a poisoned output are put back and the
+operation is called. Work that ran while capturing, instead of being recorded, leaves the replay with stale values.
+Everything is restored to what was found before.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def verify_operations(
                 wait()
                 return {key: runtime.to_host(array) for key, array in state.items()}
 
-            eager = run(operation)
+            # The replay first: an eager call would leave right values in scratch storage the replay should fill itself.
             replayed = run(lambda name=name: replay(name))  # type: ignore[misc]
+            eager = run(operation)
             _compare(runtime, name, eager, replayed)
     finally:
         for key, array in (inputs | state).items():

@@ -19,8 +19,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
 from pixtreme.infer.errors import BusyError, StreamFault
+from pixtreme.infer.streams.runtime import NativeStream, Runtime
 
 logger = logging.getLogger("pixtreme.infer")
 
@@ -273,3 +275,18 @@ def call_logged(notify: Notify) -> None:
         notify()
     except BaseException:
         logger.exception("a completion callback failed")
+
+
+def keep_until_done(runtime: Runtime, stream: NativeStream, kept: object) -> None:
+    """Keep an object alive until what is enqueued on a stream now is complete."""
+    try:
+        event = runtime.create_event()
+        runtime.record(event, stream)
+    except Exception as error:  # the owner released the stream first: nothing of it is under way any more
+        logger.debug("an object outlived its stream: %r", error)
+        return
+    runtime.report(event, stream, partial(_let_go, kept))
+
+
+def _let_go(kept: object, fault: BaseException | None) -> None:
+    """Take part in a report only to hold ``kept`` until it comes."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pixtreme.infer.errors import BusyError, ContextError, ContractError, HandleTimeout, StreamFault, refuse_pickle
 from pixtreme.infer.streams import capture, loops
-from pixtreme.infer.streams.completion import Flight, FlightStatus, Notify, call_logged
+from pixtreme.infer.streams.completion import Flight, FlightStatus, Notify, call_logged, keep_until_done
 from pixtreme.infer.streams.runtime import NativeEvent, NativeStream
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class EventHandle[T]:
         if self._foreign:
             runtime, value = self._context._runtime, self._value
             for stream in self._foreign:
-                capture.release(runtime.device, partial(self._context._retain_on, stream, value))
+                capture.release(runtime.device, partial(keep_until_done, runtime, stream, value))
 
     def _outcome(self) -> T:
         fault = self._flight.fault

@@ -317,12 +317,6 @@ class Lane:
         handle._flight.handed_over = True
         handle._foreign.append(target)
 
-    def _retain_on(self, stream: NativeStream, value: object) -> None:
-        """Keep ``value`` until what is enqueued on a stream without a context is complete."""
-        event = self._runtime.create_event()
-        self._runtime.record(event, stream)
-        self._runtime.report(event, stream, partial(_let_go, value))
-
     # -- waiting and closing ------------------------------------------------------------------------------------
 
     def _demand(self) -> None:
@@ -369,7 +363,3 @@ class Lane:
                 what=f"{what} on {self._place} from one of its own tasks or callbacks would never end",
                 how="wait from another thread, or chain the next step with submit() or then()",
             )
-
-
-def _let_go(value: object, fault: BaseException | None) -> None:
-    """Take part in a report only to keep ``value`` alive until it comes."""

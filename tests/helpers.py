@@ -1,0 +1,83 @@
+"""What several test files use."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pixtreme.infer.frames import HostFrame
+from pixtreme.infer.streams import StreamContext
+
+WAIT_S = 20.0  # how long a test waits for something that must happen
+
+
+class Gate:
+    """Holds streams in a known unfinished state until it is opened; no test sleeps instead."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._reached = threading.Event()
+
+    def hold(self, context: StreamContext) -> None:
+        """Enqueue a task that waits for the gate."""
+        context.stream.enqueue(self.wait)
+
+    def wait(self) -> None:
+        self._reached.set()
+        assert self._open.wait(WAIT_S), "the gate was never opened"
+
+    def wait_until_reached(self) -> None:
+        """Block until a stream stands at the gate."""
+        assert self._reached.wait(WAIT_S), "no stream reached the gate"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class LogRecords(logging.Handler):
+    """Collects messages."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    @property
+    def messages(self) -> list[str]:
+        return [record.getMessage() for record in self.records]
+
+    def take(self) -> list[str]:
+        """Return the messages and forget them."""
+        messages, self.records = self.messages, []
+        return messages
+
+
+class Boom(Exception):
+    """Raised by host tasks on purpose."""
+
+
+def fail(text: str = "boom") -> None:
+    raise Boom(text)
+
+
+def fault(context: StreamContext) -> None:
+    """Break a context's stream on the device."""
+    context.submit(context.stream.enqueue, fail).exception()
+
+
+def frame(value: float = 0.0, *, shape: tuple[int, int, int] = (4, 6, 3), dtype: str = "float32") -> HostFrame:
+    """A frame filled with one value."""
+    return HostFrame(data=np.full(shape, value, dtype), channels="RGB"[: shape[2]], colorspace="sRGB", gamma="sRGB")
+
+
+def doubled(context: StreamContext, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Enqueue ``2 * array`` and return where it arrives."""
+    result = np.empty_like(array)
+    context.stream.enqueue(np.multiply, array, 2, result)
+    return result
