@@ -34,7 +34,7 @@ class Grid:
     @property
     def corners(self) -> list[tuple[int, int]]:
         """Top left corner of each tile, row by row."""
-        return list(product(*(self._starts(axis) for axis in (0, 1))))
+        return list(product(self._starts(0), self._starts(1)))
 
     def _starts(self, axis: int) -> list[int]:
         size, tile = self.image_hw[axis], self.tile_hw[axis]

@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_image
 from tiles import Grid, Pixels
 
 from pixtreme.infer.errors import InferError
-from pixtreme.infer.frames import HostFrame
+from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
 from pixtreme.infer.streams import BoundInference, StreamContext
 
@@ -30,7 +30,7 @@ from pixtreme.infer.streams import BoundInference, StreamContext
 def load(path: Path | None) -> Pixels:
     """Return a photograph as float32 RGB in [0, 1], shape (height, width, 3)."""
     pixels = load_sample_image("china.jpg") if path is None else np.asarray(Image.open(path).convert("RGB"))
-    return np.asarray(pixels, np.float32) / 255
+    return np.asarray(pixels, np.float32) / np.float32(255)
 
 
 def save(image: Pixels, path: Path) -> None:
@@ -47,7 +47,7 @@ async def upscale(
     todo = iter(range(len(tiles)))
     bar = progress.add_task(f"{streams} stream(s)", total=len(tiles))
 
-    async def serve(network: BoundInference) -> None:
+    async def serve(network: BoundInference[FrameLike]) -> None:
         for index in todo:
             frame = HostFrame(data=tiles[index], channels="RGB", colorspace="sRGB", gamma="sRGB")
             results[index] = (await network(frame)).data

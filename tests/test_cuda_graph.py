@@ -224,13 +224,12 @@ class TestSession:
         result = np.zeros(6)
         ref = weakref.ref(table)
 
-        def build() -> CudaGraphSession:
-            held = table
+        def build(held: Any) -> CudaGraphSession:
             return CudaGraphSession(
                 {"op": lambda: context.stream.enqueue(np.multiply, held, 2, result)}, resources=[held], context=context
             )
 
-        session = build()
+        session = build(table)
         del table
         gc.collect()
         gate = Gate()
@@ -244,7 +243,6 @@ class TestSession:
         gate.open()
         context.synchronize()
         np.testing.assert_array_equal(result, np.arange(6.0) * 2)
-        build = None  # type: ignore[assignment]
         gc.collect()
         assert ref() is None
 
@@ -458,7 +456,7 @@ class Ema:
 
 
 def test_temporal_module(context: StreamContext) -> None:
-    """G17, G3: history in resources, one operation a direction, reset before replay; after_prepare undid the warm-up."""
+    """G17, G3: history in resources, one operation a direction, reset before replay, warm-up undone."""
     module = Ema(context)
     results, expected, state = [], [], 0.0
     with context.use():

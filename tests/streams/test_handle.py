@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -150,6 +151,7 @@ class TestFaults:
         assert error is not None
         assert isinstance(error.__cause__, Boom)
         assert error.__cause__ is raised.value.__cause__
+        assert isinstance(error.__cause__, Boom)
         assert error.__cause__.__traceback__ is not None
         statuses: list[FlightStatus] = []
         handle.add_done_callback(lambda handle: statuses.append(handle.status))
@@ -228,7 +230,7 @@ class TestHandOver:
     def test_value_lives_until_the_targets_use_is_over(
         self, context: StreamContext, other: StreamContext, gate: Gate, by_stream: bool
     ) -> None:
-        """S16: kept until what the target's scope enqueued is complete, though the handle is gone; each hand-over counts."""
+        """S16: kept until what the target's scope enqueued is complete; each hand-over counts."""
         handle = context.submit(Token)
         handle.result(WAIT_S)
         ref = weakref.ref(handle.result())
@@ -314,7 +316,7 @@ class TestHandOver:
             second, second.create_stream(priority=0), owned=True, name=None, timing=False, max_in_flight=None
         )
         handle = context.record("value")
-        uses = [
+        uses: list[Callable[[], object]] = [
             lambda: handle.on(foreign),
             lambda: foreign.submit(lambda value: value, handle),
             lambda: foreign.wait(handle),
@@ -408,7 +410,7 @@ def test_demand_comes_before_each_wait(gate: Gate) -> None:
     context = StreamContext(
         runtime, runtime.create_stream(priority=0), owned=True, name=None, timing=False, max_in_flight=1
     )
-    waits = [
+    waits: list[Callable[[EventHandle[None]], object]] = [
         lambda handle: handle.result(WAIT_S),
         lambda handle: handle.exception(WAIT_S),
         lambda handle: handle.add_done_callback(lambda _: None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from helpers import WAIT_S, Boom, Gate, fail
@@ -141,9 +141,11 @@ def test_reports_come_in_stream_order_on_the_worker(streams: tuple[HostStream, H
     for number in range(50):
         event = RUNTIME.create_event()
         RUNTIME.record(event, streams[0])
-        RUNTIME.report(
-            event, streams[0], lambda _, number=number: reports.append((number, RUNTIME.reports_here(streams[0])))
-        )
+
+        def notify(_: BaseException | None, number: int = number) -> None:
+            reports.append((number, RUNTIME.reports_here(streams[0])))
+
+        RUNTIME.report(event, streams[0], notify)
     streams[0].synchronize()
     assert reports == [(number, True) for number in range(50)]
     assert not RUNTIME.reports_here(streams[0])
@@ -176,7 +178,8 @@ def test_a_task_may_not_call_the_runtime(streams: tuple[HostStream, HostStream])
     codes: list[int] = []
 
     def task() -> None:
-        for call in (streams[0].synchronize, lambda: streams[1].enqueue(int)):
+        calls: list[Callable[[], object]] = [streams[0].synchronize, lambda: streams[1].enqueue(int)]
+        for call in calls:
             try:
                 call()
             except HostRuntimeError as error:
@@ -274,7 +277,7 @@ class TestCapture:
         RUNTIME.begin_capture(main)
         main.enqueue(int)
         RUNTIME.record(captured, main)
-        forbidden = {
+        forbidden: dict[str, Callable[[], object]] = {
             "synchronize": lambda: main.synchronize(),
             "query": lambda: RUNTIME.query(captured),
             "wait on event": lambda: RUNTIME.synchronize(captured),
@@ -319,7 +322,8 @@ class TestCapture:
         RUNTIME.begin_capture(streams[0])
         RUNTIME.record(event, streams[0])
         RUNTIME.end_capture(streams[0])
-        for call in (lambda: RUNTIME.query(event), lambda: RUNTIME.wait(streams[1], event)):
+        calls: list[Callable[[], object]] = [lambda: RUNTIME.query(event), lambda: RUNTIME.wait(streams[1], event)]
+        for call in calls:
             with pytest.raises(HostRuntimeError) as raised:
                 call()
             assert raised.value.status == 907

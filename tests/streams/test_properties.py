@@ -58,15 +58,15 @@ def test_eager_programs(program: list[tuple[str, int, int]]) -> None:
         before = len(oracle.tasks)
         oracle.apply(kind, stream, argument)
         _issue(native, marks, kind, stream, argument, lambda number=before: ran.append(number))
-    for index, stream in enumerate(native):
+    for index, member in enumerate(native):
         try:
-            stream.synchronize()
+            member.synchronize()
         except HostRuntimeError as error:
             assert oracle.faulted[index]
             assert isinstance(error.__cause__, Boom)
         else:
             assert not oracle.faulted[index]
-        RUNTIME.destroy_stream(stream)
+        RUNTIME.destroy_stream(member)
     position = {number: place for place, number in enumerate(ran)}
     assert set(position) == set(oracle.tasks)
     for number, (_, predecessors) in oracle.tasks.items():
@@ -99,7 +99,7 @@ captured = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(captured)
 def test_captured_programs(program: list[tuple[str, int, int]]) -> None:
-    """S29: a captured program replays its tasks in an order its dependencies allow; an unjoined fork fails the capture."""
+    """S29: a captured program replays in an order its dependencies allow; an unjoined fork fails the capture."""
     native = [RUNTIME.create_stream(priority=0) for _ in range(STREAMS)]
     marks: list[HostEvent] = [RUNTIME.create_event() for _ in range(EVENTS)]
     members, oracle, ran = {0}, Oracle(), []
@@ -131,6 +131,6 @@ def test_captured_programs(program: list[tuple[str, int, int]]) -> None:
             assert sorted(replayed) == sorted(oracle.tasks)
             for number, (_, predecessors) in oracle.tasks.items():
                 assert all(replayed.index(one) < replayed.index(number) for one in predecessors)
-    for stream in native:
-        assert not RUNTIME.is_capturing(stream)
-        RUNTIME.destroy_stream(stream)
+    for member in native:
+        assert not RUNTIME.is_capturing(member)
+        RUNTIME.destroy_stream(member)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import namedtuple
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import anyio
@@ -14,7 +14,7 @@ import pytest
 from helpers import WAIT_S, Boom, Gate, doubled, fail, fault
 
 from pixtreme.infer.errors import BusyError, CaptureError, ClosedError, ContextError, ContractError, StreamFault
-from pixtreme.infer.streams import EventHandle, StreamContext
+from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext
 from pixtreme.infer.streams.host import RUNTIME
 
 Pair = namedtuple("Pair", "left right")
@@ -187,7 +187,8 @@ class TestBound:
 
     def test_submit_sync_waits_in_order_of_asking(self) -> None:
         """S10: submit_sync waits on the host; slots are given in order of asking, and submit does not overtake."""
-        gate, order = Gate(), []
+        gate = Gate()
+        order: list[int] = []
         with StreamContext.open("cpu", max_in_flight=1) as context:
             gate.hold(context)
             context.submit(lambda: None)
@@ -332,6 +333,11 @@ class Factory:
         return Instance(self.log)
 
 
+def bind(context: StreamContext, factory: Any, name: str) -> BoundInference[Any]:
+    """Bind a module that stands for one: it takes anything and returns it."""
+    return context.bind(factory, name, precision="fp32", input_hw=(2, 3))
+
+
 class TestBind:
     """S9: bind."""
 
@@ -339,14 +345,12 @@ class TestBind:
         """S3, S9: opened with the context current; closed with it, in reverse order of binding."""
         events: list[str] = []
         with StreamContext.open("cpu", name="owner") as context:
-            first, second = (
-                context.bind(Factory(events), name, precision="fp32", input_hw=(2, 3))  # type: ignore[type-var]
-                for name in "ab"
-            )
+            first, second = (bind(context, Factory(events), name) for name in "ab")
             handle = first("frame", mv=1)
             assert handle.result(WAIT_S) == ("frame", {"mv": 1})
             assert handle.context is context
-            assert (first.scale, first.contract, first.context) == (1, "contract", context)
+            observed: tuple[object, ...] = (first.scale, first.contract, first.context)
+            assert observed == (1, "contract", context)
             expected = [f"closed {id(bound.instance)} on owner" for bound in (second, first)]
         assert events == ["open a fp32 (2, 3)", "open b fp32 (2, 3)", *expected]
         assert first.closed
@@ -356,7 +360,7 @@ class TestBind:
     def test_close_waits_for_outstanding_work(self, context: StreamContext) -> None:
         """S9, C8: closing a bound module finishes outstanding work first; idempotent."""
         events: list[str] = []
-        bound = context.bind(Factory(events), "a", precision="fp32", input_hw=(1, 1))  # type: ignore[type-var]
+        bound = bind(context, Factory(events), "a")
         gate = Gate()
         gate.hold(context)
         handle = bound("frame")
@@ -373,7 +377,7 @@ class TestBind:
 
     def test_calls_of_two_threads_take_turns(self, context: StreamContext) -> None:
         """S9: host calls to an instance never overlap."""
-        bound = context.bind(Factory([]), "a", precision="fp32", input_hw=(1, 1))  # type: ignore[type-var]
+        bound = bind(context, Factory([]), "a")
         failures: list[BaseException] = []
 
         def call() -> None:
@@ -405,7 +409,7 @@ class TestBind:
         events: list[str] = []
         context = StreamContext.open("cpu")
         for _ in range(3):
-            context.bind(StubbornFactory(events), "a", precision="fp32", input_hw=(1, 1))  # type: ignore[type-var]
+            bind(context, StubbornFactory(events), "a")
         with pytest.raises(Boom, match="stubborn 1") as raised:
             context.close()
         assert len(events) == 3
@@ -418,7 +422,7 @@ def test_faulted_context_takes_nothing_more(context: StreamContext) -> None:
     """S18: new submissions fail at once with the first cause, and nothing is called."""
     fault(context)
     called: list[int] = []
-    submissions = [
+    submissions: list[Callable[[], object]] = [
         lambda: context.submit(called.append, 1),
         lambda: context.submit_sync(called.append, 1),
         lambda: context.record(),
@@ -466,7 +470,12 @@ def test_nothing_is_submitted_into_a_capture(context: StreamContext, other: Stre
         context.stream.enqueue(int)
         if not RUNTIME.is_capturing(context.stream):
             return
-        for call in (lambda: context.submit(int), lambda: context.record(), lambda: other.submit(int)):
+        calls: list[Callable[[], object]] = [
+            lambda: context.submit(int),
+            lambda: context.record(),
+            lambda: other.submit(int),
+        ]
+        for call in calls:
             with pytest.raises(CaptureError, match="operation 'op'") as raised:
                 call()
             refused.append(str(raised.value))

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError
 from pixtreme.infer.streams import capture, scope
@@ -94,7 +94,11 @@ class Lane:
         """True once work is known to have failed: no more work is taken."""
         return self._board.fault is not None
 
-    def record[T](self, value: T = None, *, keep_alive: Iterable[object] = ()) -> EventHandle[T]:  # type: ignore[assignment]
+    @overload
+    def record(self, *, keep_alive: Iterable[object] = ()) -> EventHandle[None]: ...
+    @overload
+    def record[T](self, value: T, *, keep_alive: Iterable[object] = ()) -> EventHandle[T]: ...
+    def record(self, value: Any = None, *, keep_alive: Iterable[object] = ()) -> EventHandle[Any]:
         """Record an event behind what was enqueued, for code already inside ``use()``; return its handle.
 
         Parameters
