@@ -30,7 +30,8 @@ from pixtreme.infer.streams import BoundInference, StreamContext
 def load(path: Path | None) -> Pixels:
     """Return a photograph as float32 RGB in [0, 1], shape (height, width, 3)."""
     pixels = load_sample_image("china.jpg") if path is None else np.asarray(Image.open(path).convert("RGB"))
-    return np.asarray(pixels, np.float32) / np.float32(255)
+    image: Pixels = np.asarray(pixels, np.float32) * np.float32(1 / 255)
+    return image
 
 
 def save(image: Pixels, path: Path) -> None:
