@@ -179,7 +179,7 @@ class HostFrame:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> Any:
         """Export the pixels as a CPU DLPack capsule; arguments as in the array API standard."""
         if max_version is None and dl_device is None and copy is None:
             return self._data.__dlpack__(stream=cast(None, stream))  # NumPy 1.26 knows no other argument
