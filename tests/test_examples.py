@@ -27,7 +27,7 @@ def test_tiles_on_streams_equal_one_run(network: Path, streams: int) -> None:
     """The blended tiles equal the network run on the whole image by plain ONNX Runtime, seams included."""
     image = upscale_photo.load(None)[120:260, 200:400]
     grid = Grid.over(image.shape[:2], tile=96, margin=realesr.RADIUS)
-    assert len(grid.corners) > 6
+    assert len(grid.corners) >= 6
     with Progress(disable=True) as progress:
         result, _ = asyncio.run(
             upscale_photo.upscale(image, OnnxArtifact(network), grid, device="cpu", streams=streams, progress=progress)
@@ -108,4 +108,4 @@ def test_multi_stream(capsys: pytest.CaptureFixture[str]) -> None:
 def test_small_examples_are_small() -> None:
     """Two of the examples fit on a screen: at most 40 lines."""
     for module in (sync_call, multi_stream):
-        assert len(Path(module.__file__).read_text("utf-8").splitlines()) <= 40
+        assert len(Path(str(module.__file__)).read_text("utf-8").splitlines()) <= 40

@@ -100,8 +100,8 @@ def test_graph_module_under_verification(context: StreamContext, network: Path) 
 def test_enqueues_and_returns(context: StreamContext, gate: Gate, tmp_path: Path) -> None:
     """O8: a call enqueues on the context's stream; one session thread: the worker itself computes."""
     upscale = context.bind(FACTORY, small_model(tmp_path / "small.onnx"), precision="fp32", input_hw=(4, 6))
-    threads = threading.active_count()
     gate.hold(context)
+    threads = threading.active_count()
     handles = [upscale(frame(value)) for value in (1.0, 2.0, 3.0)]
     assert not any(handle.done() for handle in handles)
     assert threading.active_count() == threads
@@ -239,7 +239,8 @@ def test_bad_artifact(context: StreamContext, tmp_path: Path, name: str) -> None
 )
 def test_bad_request_of_a_contract(tmp_path: Path, arguments: dict[str, Any], word: str) -> None:
     """O7: precision, size and artifact are checked."""
-    options = {"artifact": small_model(tmp_path / "m.onnx"), "precision": "fp32", "input_hw": (4, 6)} | arguments
+    options: dict[str, Any] = {"artifact": small_model(tmp_path / "m.onnx"), "precision": "fp32", "input_hw": (4, 6)}
+    options |= arguments
     with pytest.raises(ContractError, match=word):
         FACTORY.query_contract(options.pop("artifact"), **options)
 
