@@ -26,6 +26,24 @@ Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 RUNS: list[Run] = [lambda main: asyncio.run(main()), trio.run]  # type: ignore[arg-type]
 
 
+class StubWaiter:
+    """A waiter of no loop, for what a broken one does."""
+
+    def __init__(self, post: Callable[[Callable[[], object]], object], wake: Callable[[], object]) -> None:
+        self.post = post
+        self._wake = wake
+        self.notify = wake
+
+    def wake(self) -> None:
+        self._wake()
+
+    def loop_is_gone(self, error: Exception) -> bool:
+        return False
+
+    async def wait(self) -> None:
+        raise NotImplementedError
+
+
 async def test_await_gives_the_value(context: StreamContext, gate: Gate) -> None:
     """S14: any number of times, from several tasks at once."""
     gate.hold(context)
@@ -207,17 +225,20 @@ async def test_awaiting_enqueues_nothing(context: StreamContext, gate: Gate, mon
 async def test_many_completions_post_one_wake_up(context: StreamContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """S21, S25: while the loop is busy, completions gather in its inbox behind one posted wake-up."""
     posts: list[int] = []
-    make = loops._Inbox.__init__
+    send = loops._Inbox.send
 
-    def counting(self: loops._Inbox, post: Callable[..., object], is_gone: Callable[[Exception], bool]) -> None:
-        def counted(run: Callable[[], object]) -> None:
+    class Counted:
+        """A waiter whose posts are counted."""
+
+        def __init__(self, waiter: loops.Waiter) -> None:
+            self.waiter = waiter
+            self.wake = waiter.wake
+
+        def post(self, run: Callable[[], object]) -> None:
             posts.append(1)
-            post(run)
+            self.waiter.post(run)
 
-        make(self, counted, is_gone)
-
-    monkeypatch.setattr(loops._Inbox, "__init__", counting)
-    monkeypatch.setattr(loops, "_inboxes", type(loops._inboxes)())
+    monkeypatch.setattr(loops._Inbox, "send", lambda self, waiter: send(self, Counted(waiter)))  # type: ignore[arg-type]
     gate = Gate()
     gate.hold(context)
     handles = [context.submit(lambda n=n: n) for n in range(500)]
@@ -335,18 +356,15 @@ class TestLoops:
         """S23, C26, C30: a loop that closes with a wait pending costs nobody else anything."""
         gate.hold(context)
         handle = context.submit(lambda: 1)
-        inboxes: list[loops._Inbox] = []
 
         async def main() -> None:
             waiter = loops.make_waiter()
-            inboxes.append(waiter._inbox)  # type: ignore[attr-defined]
             handle._flight.add_waiter(waiter.notify)  # as a wait does whose task is torn down with its loop
 
         run(main)
         gate.open()
         assert handle.result(WAIT_S) == 1
         context.synchronize()
-        assert inboxes[0]._queue == []
         assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
         async def again() -> int:
@@ -359,21 +377,22 @@ class TestLoops:
         gate.hold(context)
         handle = context.submit(lambda: 1)
         woken = threading.Event()
-        inbox = loops._Inbox(lambda run: fail("wake"), lambda error: False)
-        handle._flight.add_waiter(lambda: inbox.send(lambda: None))
+        inbox = loops._Inbox()
+        handle._flight.add_waiter(lambda: inbox.send(StubWaiter(lambda run: fail("wake"), int)))
         handle._flight.add_waiter(woken.set)
         gate.open()
         assert woken.wait(WAIT_S)
         context.synchronize()
         assert log.take() == ["a completion callback failed"]
+        assert inbox._queue == []
 
     def test_a_waiter_that_cannot_be_woken(self, log: LogRecords) -> None:
         """S23: on the loop a raising waiter loses no other one; nothing escapes into trio's entry queue."""
         runs: list[Callable[[], object]] = []
-        inbox = loops._Inbox(runs.append, lambda error: False)
+        inbox = loops._Inbox()
         woken: list[int] = []
-        inbox.send(fail)
-        inbox.send(lambda: woken.append(1))
+        inbox.send(StubWaiter(runs.append, fail))
+        inbox.send(StubWaiter(runs.append, lambda: woken.append(1)))
         (run,) = runs
         run()
         assert woken == [1]

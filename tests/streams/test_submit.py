@@ -197,7 +197,7 @@ class TestBound:
                 thread = threading.Thread(target=lambda number=number: context.submit_sync(order.append, number))
                 thread.start()
                 threads.append(thread)
-                while len(context._board._queue) <= number:  # until this one has asked
+                while len(context._board.queue) <= number:  # until this one has asked
                     thread.join(0.001)
             with pytest.raises(BusyError, match="4 submissions wait"):
                 context.submit(lambda: None)
@@ -222,7 +222,7 @@ class TestBound:
             async with anyio.create_task_group() as group:
                 for number in range(5):
                     await group.start(ask, number)
-                    while len(context._board._queue) <= number:
+                    while len(context._board.queue) <= number:
                         await anyio.lowlevel.checkpoint()
                 assert order == []
                 gate.open()

@@ -9,7 +9,7 @@ Invariants
 2. What it keeps alive is owned by the flight, and the flight by the runtime until the report: dropping a handle or
    cancelling a wait frees nothing.
 3. A waiter is added under the lock that ``finish`` takes, after ``done`` was looked at: no wake-up is lost.
-4. Kept values are released on the reporting thread, outside our locks, before waiters wake (S24c).
+4. Kept values are released on the reporting thread, outside our locks, before anything later in the stream (S24c).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pixtreme.infer.streams.runtime import NativeStream, Runtime
 logger = logging.getLogger("pixtreme.infer")
 
 Notify = Callable[[], object]
+CALLBACK_FAILED = "a completion callback failed"
 
 
 class FlightStatus(Enum):
@@ -117,20 +118,27 @@ class Flight:
     def finish(self, cause: BaseException | None) -> None:
         """Record the outcome, once: the runtime's report."""
         with self._lock:
-            TRANSITIONS[self.status, "complete" if cause is None else "fault"]  # a second report is a KeyError
+            if self.done:
+                TRANSITIONS[self.status, "complete" if cause is None else "fault"]  # a second report: KeyError
             if cause is not None:
                 self.fault = self._board.first_fault(cause, self.label)
                 self.fault.delivered |= self.has_handle
             self.done = True
             waiters, self._waiters = self._waiters, {}
             keep, self._keep = self._keep, None
-        del keep
-        if self.has_handle:
-            self._board.landed()
+        if self.has_handle:  # before anyone wakes, who may want the slot
+            board = self._board
+            board.landed += 1
+            if board.queue:
+                board.grant()
         for notify in waiters:
-            call_logged(notify)
+            try:
+                notify()
+            except BaseException:  # a user's callback, or a loop: it must not cost the others their wake-up (S23)
+                logger.exception(CALLBACK_FAILED)
         if self._dropped:
             self._log_fault()
+        del keep  # after the waiters: a finaliser, or memory going back to the system, may take its time
 
     def add_waiter(self, notify: Notify) -> bool:
         """Call ``notify`` when the flight finishes, on the reporting thread; False if it is over already."""
@@ -191,24 +199,27 @@ class Board:
         self.max_in_flight = max_in_flight
         self.fault: Fault | None = None
         self._lock = threading.Lock()
-        self._pending = 0
+        #: Handles whose flight is over. Only the reporting thread adds to it, so it needs no lock on the way to a
+        #: waiter: a request is queued before it looks for room, and a landing counts before it looks at the queue.
+        self.landed = 0
+        self.queue: deque[Ticket] = deque()
+        self._launched = 0
         self._promised = 0
-        self._queue: deque[Ticket] = deque()
 
     @property
     def in_flight(self) -> int:
         """How many handles are pending."""
-        return self._pending
+        return self._launched - self.landed
 
     def take(self) -> None:
         """Promise a slot to the caller, or raise `BusyError`."""
         with self._lock:
-            if not self._queue and self._has_room():
+            if not self.queue and self._has_room():
                 self._promised += 1
                 return
         raise BusyError(
             why="the context bounds the handles that may be in flight",
-            what=f"{self._pending} are in flight on {self.place} and {len(self._queue)} submissions wait; "
+            what=f"{self.in_flight} are in flight on {self.place} and {len(self.queue)} submissions wait; "
             f"accepted are max_in_flight={self.max_in_flight}",
             how="await an earlier handle first, or wait for a slot with submit_async (or submit_sync without a loop)",
         )
@@ -217,8 +228,8 @@ class Board:
         """Ask for a slot; ``notify`` is called when it is granted later than at once."""
         ticket = Ticket(notify)
         with self._lock:
-            self._queue.append(ticket)
-        self._grant()
+            self.queue.append(ticket)
+        self.grant()
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -227,26 +238,20 @@ class Board:
             if ticket.granted:
                 self._promised -= 1
             else:
-                self._queue.remove(ticket)
-        self._grant()
+                self.queue.remove(ticket)
+        self.grant()
 
     def give_back(self) -> None:
         """Return a promised slot unused."""
         with self._lock:
             self._promised -= 1
-        self._grant()
+        self.grant()
 
     def launched(self, *, promised: bool) -> None:
         """A handle is about to be published, on a promised slot or (``record``) without one."""
         with self._lock:
-            self._pending += 1
+            self._launched += 1
             self._promised -= promised
-
-    def landed(self) -> None:
-        """The flight of a handle is over."""
-        with self._lock:
-            self._pending -= 1
-        self._grant()
 
     def first_fault(self, cause: BaseException, label: str) -> Fault:
         """Return the context's fault, made from the first cause that was reported."""
@@ -255,13 +260,14 @@ class Board:
         return self.fault
 
     def _has_room(self) -> bool:
-        return self.max_in_flight is None or self._pending + self._promised < self.max_in_flight
+        return self.max_in_flight is None or self.in_flight + self._promised < self.max_in_flight
 
-    def _grant(self) -> None:
+    def grant(self) -> None:
+        """Give free slots to those who asked first."""
         granted = []
         with self._lock:
-            while self._queue and self._has_room():
-                ticket = self._queue.popleft()
+            while self.queue and self._has_room():
+                ticket = self.queue.popleft()
                 ticket.granted = True
                 self._promised += 1
                 granted.append(ticket)
@@ -274,7 +280,7 @@ def call_logged(notify: Notify) -> None:
     try:
         notify()
     except BaseException:
-        logger.exception("a completion callback failed")
+        logger.exception(CALLBACK_FAILED)
 
 
 def keep_until_done(runtime: Runtime, stream: NativeStream, kept: object) -> None:

@@ -110,7 +110,8 @@ class EventHandle[T]:
             call_logged(notify)
 
     def __await__(self) -> Generator[Any, Any, T]:
-        yield from self._arrive().__await__()
+        self._context._demand()
+        yield from loops.until(self._flight).__await__()
         return self._outcome()
 
     def on(self, target: StreamContext | NativeStream) -> T:

@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -38,6 +39,8 @@ __all__ = ("HostEvent", "HostGraph", "HostRuntime", "HostRuntimeError", "HostStr
 
 logger = logging.getLogger("pixtreme.infer")
 
+Notify = Callable[[BaseException | None], object]
+
 _EXIT_GRACE_S = 2.0
 _pointers = itertools.count(0x1000, 0x10)
 _here = threading.local()  # .worker: the worker this thread is; .in_task: it runs one; .stream: the current stream
@@ -48,31 +51,45 @@ _exiting = False
 class _Record:
     """One record of an event: a point in a stream."""
 
-    __slots__ = ("_blocked", "done", "fault", "time_ns", "worker")
+    __slots__ = ("_listeners", "done", "fault", "time_ns", "worker")
 
     def __init__(self, worker: _Worker) -> None:
         self.worker = worker
         self.done = False
         self.fault: BaseException | None = None
         self.time_ns = 0
-        self._blocked: list[threading.Lock] = []
+        self._listeners: list[Notify] = []
 
-    def finish(self, fault: BaseException | None) -> None:
-        with self.worker.lock:
-            self.fault, self.time_ns, self.done = fault, time.perf_counter_ns(), True
-            blocked, self._blocked = self._blocked, []
-        for gate in blocked:
-            gate.release()
+    def finish(self) -> None:
+        self.fault = fault = self.worker.fault
+        self.time_ns = time.perf_counter_ns()
+        self.done = True
+        # No lock: this is the way to every waiter, and list operations are atomic. A listener is added before `done` is
+        # looked at, and `done` is set before the list is emptied, so each is called here or told that it came too late.
+        while self._listeners:
+            notify = self._listeners.pop(0)
+            try:
+                notify(fault)
+            except BaseException:  # a defect of ours: it must not cost the others their wake-up
+                logger.exception("a completion could not be reported")
+
+    def listen(self, notify: Notify) -> bool:
+        """Call ``notify`` on the worker when the record completes; False if it has."""
+        self._listeners.append(notify)
+        if self.done:
+            try:
+                self._listeners.remove(notify)
+            except ValueError:
+                return True  # `finish` took it
+            return False
+        return True
 
     def block(self) -> None:
         """Block this thread until the record completes."""
         gate = threading.Lock()
         gate.acquire()
-        with self.worker.lock:
-            if self.done:
-                return
-            self._blocked.append(gate)
-        gate.acquire()
+        if self.listen(lambda _: gate.release()):
+            gate.acquire()
 
 
 class _Worker:
@@ -96,13 +113,13 @@ class _Worker:
             self._start()
         self._queue.put(item)
 
-    def run(self, work: Work) -> None:
+    def run(self, task: Callable[..., object], args: tuple[Any, ...]) -> None:
         """Run one task, unless an earlier one faulted the stream."""
         if self.fault is not None or _exiting:
             return
         _here.in_task = True
         try:
-            work.run()
+            task(*args)
         except BaseException as error:  # whatever it is, it must not end the worker
             self.fault = error
             if self.blocking:
@@ -187,12 +204,10 @@ class HostStream:
         if not callable(task):
             raise TypeError(f"a host task must be callable, received {task!r}")
         self.check_usable()
-        work = Work(task, args)
         if self.capture is not None:
-            self.capture.add(self, work)
+            self.capture.add(self, Work(task, args))
         else:
-            worker = self.worker
-            worker.push(lambda: worker.run(work))
+            self.worker.push(partial(self.worker.run, task, args))
 
     def synchronize(self) -> None:
         """Block until everything enqueued so far ran; raises the stream's fault.
@@ -268,7 +283,7 @@ class HostRuntime:
             return
         worker = stream.worker
         record = _Record(worker)
-        worker.push(lambda: record.finish(worker.fault))
+        worker.push(record.finish)
         event.point = record
 
     def wait(self, stream: HostStream, event: HostEvent) -> None:
@@ -283,8 +298,7 @@ class HostRuntime:
         elif point is not None and capture is not None:
             capture.violate("a wait for work outside the capture", status=905)
         elif point is not None and point.worker is not stream.worker:
-            worker, record = stream.worker, point
-            worker.push(lambda: worker.follow(record))
+            stream.worker.push(partial(stream.worker.follow, point))
 
     def query(self, event: HostEvent) -> bool:
         point = _eager(event, "query of an event recorded in a capture")
@@ -306,11 +320,11 @@ class HostRuntime:
             raise HostRuntimeError(600, "an event is not complete yet")
         return (last.time_ns - first.time_ns) / 1e6
 
-    def report(self, event: HostEvent, stream: HostStream, notify: Callable[[BaseException | None], None]) -> None:
+    def report(self, event: HostEvent, stream: HostStream, notify: Notify) -> None:
         record = event.point
         assert isinstance(record, _Record)  # recorded just before, and not in a capture
-        # An item of its own: reports stay in stream order, and on the worker, even if the record is complete already.
-        stream.worker.push(lambda: notify(record.fault))
+        if not record.listen(notify):  # complete already: an item of its own keeps the report on the worker, in order
+            stream.worker.push(lambda: notify(record.fault))
 
     def demand(self, stream: HostStream) -> None:
         """Nothing to do: the worker reports by itself."""

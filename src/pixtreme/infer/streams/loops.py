@@ -13,14 +13,15 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
 
-    import trio
+    import trio as trio_module
 
     from pixtreme.infer.streams.completion import Flight
 
@@ -28,76 +29,89 @@ logger = logging.getLogger("pixtreme.infer")
 
 
 class Waiter(Protocol):
-    """One parked task."""
+    """One parked task: `notify`, from any thread, ends `wait`."""
 
-    def notify(self) -> None:
-        """Say, from any thread, that the wait is over."""
+    @property
+    def notify(self) -> Callable[[], object]: ...
+
+    def post(self, run: Callable[[], object]) -> object:
+        """Have the task's loop call ``run`` soon; callable from any thread."""
         ...
 
-    async def wait(self) -> None:
-        """Park the running task until `notify`; a checkpoint in any case."""
+    def loop_is_gone(self, error: Exception) -> bool:
+        """Tell whether ``error``, raised by `post`, only says that the loop has ended."""
+        ...
+
+    def wake(self) -> None:
+        """Resume the task, on its loop, if it still waits."""
+        ...
+
+    def wait(self) -> Awaitable[None]:
+        """Park the running task until it is woken; a checkpoint in any case."""
         ...
 
 
 class _Inbox:
-    """Wake-ups on their way to one loop."""
+    """Wake-ups on their way to one loop. It does not refer to the loop, whose life it must not prolong."""
 
-    def __init__(self, post: Callable[[Callable[[], object]], object], is_gone: Callable[[Exception], bool]) -> None:
-        self._post = post
-        self._is_gone = is_gone
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: list[Callable[[], None]] = []
+        self._queue: list[Waiter] = []
 
-    def send(self, wake: Callable[[], None]) -> None:
+    def send(self, waiter: Waiter) -> None:
         with self._lock:
-            self._queue.append(wake)
+            self._queue.append(waiter)
             if len(self._queue) > 1:
                 return  # whoever made the queue non-empty has posted the wake-up that will take this one along
         try:
-            self._post(self._empty)
+            waiter.post(self._empty)
         except Exception as error:
             with self._lock:
                 self._queue.clear()
-            if not self._is_gone(error):
+            if not waiter.loop_is_gone(error):
                 raise
             logger.debug("a loop ended while a task of it waited: %r", error)
 
     def _empty(self) -> None:
         with self._lock:
             batch, self._queue = self._queue, []
-        for wake in batch:
+        for waiter in batch:
             try:
-                wake()
+                waiter.wake()
             except Exception:
                 logger.exception("a waiter could not be woken")
 
 
 class _AsyncioWaiter:
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: _Inbox) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._future: asyncio.Future[None] = loop.create_future()
-        self._inbox = inbox
+        self.post = loop.call_soon_threadsafe
+        self.notify = partial(_inbox_of(loop).send, self)
 
-    def notify(self) -> None:
-        self._inbox.send(self._wake)
+    def loop_is_gone(self, error: Exception) -> bool:
+        return isinstance(error, RuntimeError) and self._loop.is_closed()
 
-    async def wait(self) -> None:
-        await self._future
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if not self._future.done():
             self._future.set_result(None)
 
+    def wait(self) -> Awaitable[None]:
+        return self._future
+
 
 class _TrioWaiter:
-    def __init__(self, event: trio.Event, inbox: _Inbox) -> None:
-        self._event = event
-        self._inbox = inbox
+    def __init__(self, trio: Any) -> None:
+        token = trio.lowlevel.current_trio_token()
+        event: trio_module.Event = trio.Event()
+        self._gone: type[Exception] = trio.RunFinishedError
+        self.post = token.run_sync_soon
+        self.wake = event.set
+        self.wait = event.wait
+        self.notify = partial(_inbox_of(token).send, self)
 
-    def notify(self) -> None:
-        self._inbox.send(self._event.set)
-
-    async def wait(self) -> None:
-        await self._event.wait()
+    def loop_is_gone(self, error: Exception) -> bool:
+        return isinstance(error, self._gone)
 
 
 _inboxes: weakref.WeakKeyDictionary[Any, _Inbox] = weakref.WeakKeyDictionary()
@@ -107,12 +121,10 @@ _inboxes_lock = threading.Lock()
 def make_waiter() -> Waiter:
     """Return a waiter for the running task's loop; raises RuntimeError where none runs."""
     if (trio := _running_trio()) is not None:
-        token = trio.lowlevel.current_trio_token()
-        return _TrioWaiter(trio.Event(), _inbox_of(token, lambda: _trio_inbox(token)))
+        return _TrioWaiter(trio)
     import asyncio
 
-    loop = asyncio.get_running_loop()
-    return _AsyncioWaiter(loop, _inbox_of(loop, lambda: _asyncio_inbox(loop)))
+    return _AsyncioWaiter(asyncio.get_running_loop())
 
 
 async def until(flight: Flight) -> None:
@@ -128,7 +140,8 @@ async def until(flight: Flight) -> None:
     try:
         await waiter.wait()
     finally:
-        flight.discard_waiter(notify)
+        if not flight.done:
+            flight.discard_waiter(notify)
 
 
 async def until_in_any_case(flight: Flight) -> BaseException | None:
@@ -189,37 +202,9 @@ def _running_trio() -> Any:
     return trio if trio is not None and trio.lowlevel.in_trio_task() else None
 
 
-def _inbox_of(loop: object, make: Callable[[], _Inbox]) -> _Inbox:
+def _inbox_of(loop: object) -> _Inbox:
     inbox = _inboxes.get(loop)
     if inbox is None:
         with _inboxes_lock:
-            inbox = _inboxes.get(loop)
-            if inbox is None:
-                inbox = _inboxes[loop] = make()
+            inbox = _inboxes.setdefault(loop, _Inbox())
     return inbox
-
-
-def _asyncio_inbox(loop: asyncio.AbstractEventLoop) -> _Inbox:
-    # The inbox must not keep its own key in the weak table alive: it reaches the loop through a weak reference.
-    ref = weakref.ref(loop)
-
-    def post(run: Callable[[], object]) -> None:
-        if (target := ref()) is not None:
-            target.call_soon_threadsafe(run)
-
-    def is_gone(error: Exception) -> bool:
-        target = ref()
-        return isinstance(error, RuntimeError) and (target is None or target.is_closed())
-
-    return _Inbox(post, is_gone)
-
-
-def _trio_inbox(token: trio.lowlevel.TrioToken) -> _Inbox:
-    ref = weakref.ref(token)
-    gone = sys.modules["trio"].RunFinishedError
-
-    def post(run: Callable[[], object]) -> None:
-        if (target := ref()) is not None:
-            target.run_sync_soon(run)
-
-    return _Inbox(post, lambda error: isinstance(error, gone))
