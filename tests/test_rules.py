@@ -1,0 +1,192 @@
+"""The project's own promises: every rule has a test, public calls are documented, README and wheel are true."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pixtreme.infer
+from pixtreme.infer import cuda_graph, errors, frames, onnx_module, streams
+
+ROOT = Path(__file__).parent.parent
+
+# The rules this version is held to: 10-contracts to 60-onnx, as far as they are built.
+RULES = """
+C1 C2 C3 C4 C5 C6 C7
+S1 S3 S4 S5 S6 S7 S8 S9 S10 S11 S13 S14 S15 S16 S18 S19 S20 S21 S22 S23 S24b S24c S25 S27 S28 S29 S30 S32 S33 S34 S35
+S36 S37 S38
+G1 G2 G3 G4 G5 G6 G7 G8 G9 G10 G11 G12 G14 G15 G16 G17 G19 G20 G21
+O7 O8 O10
+""".split()
+# What enqueues on a stream must say all three; what only looks or waits says whether it blocks.
+ENQUEUES = [
+    streams.StreamContext.submit,
+    streams.StreamContext.submit_sync,
+    streams.StreamContext.submit_async,
+    streams.StreamContext.record,
+    streams.StreamContext.bind,
+    streams.EventHandle.on,
+    streams.BoundInference.__call__,
+    cuda_graph.CudaGraphSession,
+    cuda_graph.CudaGraphSession.replay,
+    cuda_graph.CudaGraphSession.launch,
+    cuda_graph.CudaGraphBuffers.copy_inputs,
+    cuda_graph.CudaGraphBuffers.copy_output,
+    onnx_module.OnnxInference.__call__,
+]
+LOOKS_OR_WAITS = [
+    streams.available_devices,
+    streams.StreamContext.open,
+    streams.StreamContext.adopt,
+    streams.StreamContext.use,
+    streams.StreamContext.wait,
+    streams.StreamContext.synchronize,
+    streams.StreamContext.close,
+    streams.StreamContext.aclose,
+    streams.EventHandle.done,
+    streams.EventHandle.result,
+    streams.EventHandle.add_done_callback,
+    streams.BoundInference.close,
+    cuda_graph.CudaGraphSession.check_context,
+    cuda_graph.CudaGraphSession.close,
+    cuda_graph.CudaGraphBuffers,
+    cuda_graph.CudaGraphBuffers.close,
+    onnx_module.OnnxFactory.open,
+    onnx_module.OnnxInference.close,
+]
+
+
+def _test_docstrings() -> str:
+    found = []
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        found += re.findall(r'def test_\w+\([^"]*?"""(.*?)"""', path.read_text("utf-8"), re.DOTALL)
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_named_by_a_test(rule: str) -> None:
+    """A reader finds each rule of the spec in a test that names it."""
+    assert re.search(rf"\b{rule}\b", _test_docstrings()), f"no test names {rule}"
+
+
+@pytest.mark.parametrize("call", ENQUEUES, ids=lambda call: call.__qualname__)
+def test_what_enqueues_says_order_waiting_and_lifetime(call: Any) -> None:
+    """Stream order, host synchronization and lifetime stand in the docstring of every call that enqueues."""
+    text = (inspect.getdoc(call) or "").lower()
+    assert all(heading in text for heading in ("stream order", "host synchronization", "lifetime"))
+
+
+@pytest.mark.parametrize("call", LOOKS_OR_WAITS, ids=lambda call: call.__qualname__)
+def test_what_looks_or_waits_says_whether_it_blocks(call: Any) -> None:
+    """Every other public call on a device says whether the host waits."""
+    assert "Host synchronization" in (inspect.getdoc(call) or "")
+
+
+@pytest.mark.parametrize("module", [pixtreme.infer, streams, cuda_graph, errors, frames, onnx_module])
+def test_public_names_exist_and_are_documented(module: Any) -> None:
+    """``__all__`` is true, and classes and functions in it, and their public methods, have docstrings."""
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.isclass(thing) and thing.__module__.startswith("pixtreme.infer"):
+            members = [member for key, member in vars(thing).items() if not key.startswith("_")]
+            functions = [thing, *filter(callable, members)]
+            if not getattr(thing, "_is_protocol", False):
+                assert all(inspect.getdoc(function) for function in functions), name
+        elif inspect.isfunction(thing):
+            assert inspect.getdoc(thing), name
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.network
+def test_readme_code_runs(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's programs run as they stand, and are at most fifteen lines each."""
+    (tmp_path / "network.onnx").write_bytes(network.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    image = np.random.default_rng(0).random((64, 96, 3), np.float32)
+
+    def enqueue_copy(pixels: Any) -> Any:
+        result = np.empty_like(pixels)
+        streams.StreamContext.current().stream.enqueue(np.copyto, result, pixels)
+        return result
+
+    names: dict[str, Any] = {"pixels": image, "image": image, "blur": enqueue_copy, "sharpen": enqueue_copy}
+    blocks = _blocks("python")
+    assert len(blocks) == 3
+    for block in blocks:
+        assert len(block.splitlines()) <= 15
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["result"].shape == (256, 384, 3)
+
+    async def consume() -> list[tuple[int, ...]]:
+        return [result.shape async for result in names["serve"]([names["frame"]] * 3)]
+
+    assert asyncio.run(consume()) == [(256, 384, 3)] * 3
+
+
+def test_readme_commands() -> None:
+    """The README gives exactly two commands; the second is the one .ci/run calls."""
+    commands = [line for block in _blocks("console") for line in block.splitlines()]
+    assert len(commands) == 2
+    assert "examples/upscale_photo.py" in commands[0]
+    assert commands[1] == "CUDA_VISIBLE_DEVICES='' python3.12 -m uv run --no-sync python -m pytest -q"
+    assert (ROOT / ".python-version").read_text().strip() == "3.12"
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_wheel_check_notices_what_is_wrong(tmp_path: Path) -> None:
+    """tools/check_wheel.py accepts a right wheel and names what does not belong or is missing."""
+    check = _load(ROOT / "tools" / "check_wheel.py")
+    right = ["pixtreme/infer/py.typed", "pixtreme/infer/__init__.py", "pixtreme/infer/streams/host.py"]
+    right += ["pixtreme_infer-1.dist-info/licenses/LICENSE"]
+    for number, (names, problem) in enumerate(
+        [(right, None), ([*right, "pixtreme/__init__.py"], "does not belong"), (right[1:], "py.typed is missing")]
+    ):
+        with zipfile.ZipFile(tmp_path / f"{number}.whl", "w") as wheel:
+            for name in names:
+                wheel.writestr(name, "")
+        found = check.problems(tmp_path / f"{number}.whl")
+        assert (not found) if problem is None else any(problem in text for text in found)
+
+
+@pytest.mark.network
+def test_benchmarks_run_at_a_tiny_size(tmp_path: Path) -> None:
+    """The benchmark runs, compares every way in one run and writes JSON."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "run.py", "--quick", "--json", str(tmp_path / "figures.json")],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=True,
+    )
+    figures = json.loads((tmp_path / "figures.json").read_text("utf-8"))
+    assert {"raw thread to loop", "await handle", "anyio.to_thread"} <= figures["hand-off on asyncio, us"].keys()
+    assert all(value > 0 for table in figures.values() for value in table.values())
+    assert "await handle" in done.stdout
+
+
+def test_files_stay_small() -> None:
+    """No source file is much over 400 lines."""
+    lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in (ROOT / "src").rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 420} == {}
