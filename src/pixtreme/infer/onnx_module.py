@@ -15,6 +15,7 @@ import numpy as np
 from pixtreme.infer.contracts import (
     Exact,
     FrameContract,
+    FrameField,
     Precision,
     StatelessFamilyContract,
     StatelessOpenContract,
@@ -87,7 +88,8 @@ class OnnxFactory:
     @property
     def family_contract(self) -> StatelessFamilyContract:
         """What is true of every ONNX artifact: hardly anything but the metadata it was probably made with."""
-        return _family(UnconstrainedWithReference(_CHANNELS[3]), UnconstrainedWithReference("float32"))
+        frame = _frame_contract(UnconstrainedWithReference(_CHANNELS[3]), UnconstrainedWithReference("float32"))
+        return StatelessFamilyContract(frame, frame, ())
 
     def graph_factory(self) -> OnnxFactory:
         """Return the factory that opens graph instances; allocates nothing and leaves this one as it is."""
@@ -326,8 +328,8 @@ def _described(
     scale = declared.spatial_scale if declared is not None else artifact.scale
     channels = declared.channels if declared is not None else target.shape[3]
     family = StatelessFamilyContract(
-        _frame_contract(_labels(path, source.shape[3]), source.dtype),
-        _frame_contract(_labels(path, channels), target.dtype),
+        _frame_contract(Exact(_labels(path, source.shape[3])), Exact(source.dtype)),
+        _frame_contract(Exact(_labels(path, channels)), Exact(target.dtype)),
         (),
     )
     return header, StatelessOpenContract(family, artifact, precision, input_hw, scale or 1)
@@ -341,25 +343,14 @@ def _labels(path: str, count: int | str | None) -> tuple[str, ...]:
     return _CHANNELS[count]
 
 
-def _frame_contract(channels: tuple[str, ...], dtype: str) -> FrameContract:
+def _frame_contract(channels: FrameField[tuple[str, ...]], dtype: FrameField[str]) -> FrameContract:
     return FrameContract(
-        channels=Exact(channels),
-        colorspace=UnconstrainedWithReference("sRGB"),
-        gamma=UnconstrainedWithReference("sRGB"),
-        matrix=UnconstrainedWithReference(None),
-        dtype=Exact(dtype),
-    )
-
-
-def _family(channels: Any, dtype: Any) -> StatelessFamilyContract:
-    frame = FrameContract(
         channels=channels,
         colorspace=UnconstrainedWithReference("sRGB"),
         gamma=UnconstrainedWithReference("sRGB"),
         matrix=UnconstrainedWithReference(None),
         dtype=dtype,
     )
-    return StatelessFamilyContract(frame, frame, ())
 
 
 def _zeros(size: tuple[int, int], contract: FrameContract) -> HostFrame:
