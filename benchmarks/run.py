@@ -2,7 +2,8 @@
 
 Prints medians and ratios, and writes JSON. Absolute times depend on the machine; only ratios of one run mean anything.
 
-* hand-off: from the end of the work, on its thread, to the resumed task.
+* hand-off: from the end of the work, on its thread, to the resumed task; once where the scheduler puts the threads, as
+  programs run, and once with worker and loop pinned to two cores. The two differ a lot: read both.
 * pending: many awaits outstanding at once, from the moment the work is released until every task has resumed.
 * streams: the real network on one and on two streams, one thread each.
 """
@@ -120,13 +121,14 @@ def handoffs(context: StreamContext, raw: RawThread) -> dict[str, HandOff]:
     }
 
 
-async def measure_handoffs(samples: int) -> dict[str, float]:
+async def measure_handoffs(samples: int, pinned: bool) -> dict[str, float]:
     """Median microseconds of each, sampled in turns and in a random order: what ran before warms or cools the core."""
     order = random.Random(0)
     raw = RawThread()
     cores = os.sched_getaffinity(0)
     async with StreamContext.open("cpu") as context:
-        pin(context, raw, cores)
+        if pinned:
+            pin(context, raw, cores)
         ways = handoffs(context, raw)
         seen: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(samples + 20):
@@ -139,14 +141,15 @@ async def measure_handoffs(samples: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seen.items()}
 
 
-async def trio_handoffs(samples: int) -> dict[str, float]:
+async def trio_handoffs(samples: int, pinned: bool) -> dict[str, float]:
     """The same limit and the same handle on trio."""
     raw = RawThread()
     seen: dict[str, list[float]] = {"raw thread to loop": [], "await handle": []}
     token = trio.lowlevel.current_trio_token()
     cores = os.sched_getaffinity(0)
     async with StreamContext.open("cpu") as context:
-        pin(context, raw, cores)
+        if pinned:
+            pin(context, raw, cores)
         for number in range(samples + 20):
             work, event = Work(), trio.Event()
             raw.queue.put((work, lambda event=event: token.run_sync_soon(event.set)))  # type: ignore[misc]
@@ -228,8 +231,10 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     options = parser.parse_args(arguments)
     samples, pending, requests = (5, 100, 2) if options.quick else (600, 1000, 16)
     results = {
-        "hand-off on asyncio, us": asyncio.run(measure_handoffs(samples)),
-        "hand-off on trio, us": trio.run(trio_handoffs, samples),
+        "hand-off on asyncio, us": asyncio.run(measure_handoffs(samples, False)),
+        "hand-off on asyncio between pinned cores, us": asyncio.run(measure_handoffs(samples, True)),
+        "hand-off on trio, us": trio.run(trio_handoffs, samples, False),
+        "hand-off on trio between pinned cores, us": trio.run(trio_handoffs, samples, True),
         "pending awaits resumed, ms": asyncio.run(measure_pending(pending)),
         "real network, frames/s": measure_streams(requests),
     }
