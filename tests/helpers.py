@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -56,6 +58,12 @@ class LogRecords(logging.Handler):
         """Return the messages and forget them."""
         messages, self.records = self.messages, []
         return messages
+
+
+def run_quietly(program: str) -> None:
+    """Run a program in an interpreter of its own: it must end by itself, with exit code 0 and nothing on stderr."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Boom(Exception):

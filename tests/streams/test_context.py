@@ -7,8 +7,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,10 +14,10 @@ from itertools import product
 
 import anyio
 import pytest
-from helpers import WAIT_S, Boom, Gate, LogRecords, fail, fault
+from helpers import WAIT_S, Boom, Gate, LogRecords, fail, fault, run_quietly
 
 from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, ContractError, NotPicklableError, StreamFault
-from pixtreme.infer.streams import StreamContext, available_devices
+from pixtreme.infer.streams import StreamContext, available_devices, lane
 from pixtreme.infer.streams import capture as captures
 from pixtreme.infer.streams.completion import TRANSITIONS as FLIGHT_TRANSITIONS
 from pixtreme.infer.streams.completion import Board, Flight, FlightStatus
@@ -352,6 +350,7 @@ class TestAdopt:
         alias = StreamContext.adopt(context.stream, name="alias")
         assert alias.submit(lambda: 1).result(WAIT_S) == 1
         alias.close()
+        assert lane._lanes[context._key] is context
         assert context.submit(lambda: 2).result(WAIT_S) == 2
 
     def test_refuses_what_is_no_stream(self) -> None:
@@ -440,6 +439,24 @@ class TestFinalisers:
         RUNTIME.destroy_stream(foreign)
         del worker
 
+    def test_collection_inside_a_host_task(self, context: StreamContext, other: StreamContext, gate: Gate) -> None:
+        """S34, G8: a session whose last reference goes inside a host task is kept until its stream's work is over."""
+        from pixtreme.infer.cuda_graph import CudaGraphSession
+
+        token = threading.Event()
+        ref = weakref.ref(token)
+        sessions = [CudaGraphSession({"op": lambda: context.stream.enqueue(int)}, resources=[token], context=context)]
+        del token
+        gate.hold(context)
+        other.submit(other.stream.enqueue, sessions.clear).result(WAIT_S)
+        gc.collect()
+        assert ref() is not None
+        other.record()  # a safe point: the release is asked for again, behind the work under way
+        assert ref() is not None
+        gate.open()
+        context.synchronize()
+        assert ref() is None
+
 
 class TestProcessEdges:
     """Forks, exit, pickling, imports."""
@@ -486,8 +503,7 @@ class TestProcessEdges:
             "import threading\nfrom pixtreme.infer.streams import StreamContext\n"
             f"gate = threading.Event()\ncontext = StreamContext.open('cpu')\n{state}\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)
-        assert (done.returncode, done.stderr) == (0, "")
+        run_quietly(program)
 
     def test_nothing_is_pickled(self, context: StreamContext) -> None:
         """S38: contexts, handles and sessions refuse to be pickled or copied, and say what to send instead."""
@@ -510,8 +526,7 @@ class TestProcessEdges:
             "loaded = {'onnxruntime', 'onnx', 'anyio', 'trio', 'asyncio', 'rich', 'matplotlib'} & set(sys.modules)\n"
             "assert not loaded, loaded\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)
-        assert (done.returncode, done.stderr) == (0, "")
+        run_quietly(program)
 
 
 def test_fault_leaves_an_independent_context_working(context: StreamContext, other: StreamContext) -> None:

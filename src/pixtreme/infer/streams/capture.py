@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pixtreme.infer.errors import CaptureError
-from pixtreme.infer.streams.runtime import StreamKey
+from pixtreme.infer.streams.runtime import NOT_PERMITTED, StreamKey
 
 logger = logging.getLogger("pixtreme.infer")
 
@@ -81,5 +81,8 @@ def run_deferred() -> None:
                 continue
             try:
                 action()
-            except Exception:
-                logger.exception("a deferred release failed")
+            except Exception as error:
+                if getattr(error, "status", None) == NOT_PERMITTED:  # a finaliser inside a host task: no safe point
+                    _deferred.append((device, action))
+                else:
+                    logger.exception("a deferred release failed")

@@ -22,7 +22,7 @@ from enum import Enum
 from functools import partial
 
 from pixtreme.infer.errors import BusyError, StreamFault
-from pixtreme.infer.streams.runtime import NativeStream, Runtime
+from pixtreme.infer.streams.runtime import NOT_PERMITTED, NativeStream, Runtime
 
 logger = logging.getLogger("pixtreme.infer")
 
@@ -132,7 +132,7 @@ class Flight:
             if board.queue:
                 board.grant()
         for notify in waiters:
-            try:
+            try:  # call_logged() without its frame: every one counts on the way to a waiter
                 notify()
             except BaseException:  # a user's callback, or a loop: it must not cost the others their wake-up (S23)
                 logger.exception(CALLBACK_FAILED)
@@ -288,7 +288,10 @@ def keep_until_done(runtime: Runtime, stream: NativeStream, kept: object) -> Non
     try:
         event = runtime.create_event()
         runtime.record(event, stream)
-    except Exception as error:  # the owner released the stream first: nothing of it is under way any more
+    except Exception as error:
+        if getattr(error, "status", None) == NOT_PERMITTED:
+            raise  # work may be under way: the caller asks again where calls are taken
+        # The owner released the stream first: nothing of it is under way any more.
         logger.debug("an object outlived its stream: %r", error)
         return
     runtime.report(event, stream, partial(_let_go, kept))

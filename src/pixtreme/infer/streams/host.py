@@ -33,7 +33,7 @@ import numpy as np
 from pixtreme.infer.frames import FrameLike, HostArray, HostFrame
 from pixtreme.infer.streams import host_arrays
 from pixtreme.infer.streams.host_capture import Capture, CaptureStatus, HostGraph, HostRuntimeError, Snapshot, Work
-from pixtreme.infer.streams.runtime import StreamKey
+from pixtreme.infer.streams.runtime import NOT_PERMITTED, StreamKey
 
 __all__ = ("HostEvent", "HostGraph", "HostRuntime", "HostRuntimeError", "HostStream")
 
@@ -236,7 +236,7 @@ class HostStream:
 def _check_caller() -> None:
     # As a CUDA host function may not call CUDA: a task that waits for its own stream would never end.
     if getattr(_here, "in_task", False):
-        raise HostRuntimeError(800, "a host task may not call the runtime")
+        raise HostRuntimeError(NOT_PERMITTED, "a host task may not call the runtime")
 
 
 class HostRuntime:

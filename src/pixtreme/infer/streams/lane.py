@@ -62,7 +62,7 @@ class Lane:
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._handed: list[object] = []  # values handed over to this stream since its last record (S16)
-        _lanes[self._key] = self
+        _lanes.setdefault(self._key, self)  # an alias does not displace the context it stands beside
 
     @property
     def device(self) -> str:

@@ -24,6 +24,10 @@ NativeGraph: TypeAlias = Any
 NativeArray: TypeAlias = Any
 
 
+NOT_PERMITTED = 800
+"""Status of the error for a call made inside a host task or host function, where a runtime takes none."""
+
+
 class StreamKey(NamedTuple):
     """Identity of a stream. Drivers reuse pointer values, so the pointer alone says nothing across time (S33)."""
 
