@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, get_args
 
 import numpy as np
 from pixtreme.core import Frame
-from typing_extensions import TypeVar
+from typing_extensions import TypeIs, TypeVar
 
 from pixtreme.infer.errors import ContractError, actionable_error
 from pixtreme.infer.frames import FrameLike
@@ -264,7 +264,7 @@ def check_precision(owner: object, precision: object) -> None:
 
 def check_input_hw(owner: object, input_hw: object) -> None:
     """Reject what is not a ``(height, width)`` of positive ints."""
-    if not (isinstance(input_hw, tuple) and len(input_hw) == 2 and all(_is_positive_int(side) for side in input_hw)):
+    if not (isinstance(input_hw, tuple) and len(input_hw) == 2 and all(is_positive_int(side) for side in input_hw)):
         _refuse(owner, "input_hw", input_hw, "a tuple (height, width) of positive ints")
 
 
@@ -283,16 +283,17 @@ def _check_params(owner: object, params: object) -> None:
 
 
 def _check_positive(owner: object, field: str, value: object) -> None:
-    if not _is_positive_int(value):
+    if not is_positive_int(value):
         _refuse(owner, field, value, "a positive int (a bool is not an int here)")
 
 
-def _is_positive_int(value: object) -> bool:
+def is_positive_int(value: object) -> TypeIs[int]:
+    """Tell whether a value is an int above zero; a bool is not an int here."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _is_dimension(size: object) -> bool:
-    return _is_positive_int(size) or (isinstance(size, str) and size.isidentifier())
+    return is_positive_int(size) or (isinstance(size, str) and size.isidentifier())
 
 
 def _refuse(owner: object, field: str, observed: object, accepted: str) -> NoReturn:

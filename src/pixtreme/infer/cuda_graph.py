@@ -7,7 +7,6 @@ and reset, and sets the output's metadata. Both classes work on every runtime; t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from enum import Enum
@@ -23,8 +22,6 @@ from pixtreme.infer.streams.devices import current_stream
 from pixtreme.infer.streams.runtime import NativeGraph, NativeStream, Runtime
 
 __all__ = ("CudaGraphBuffers", "CudaGraphSession")
-
-logger = logging.getLogger("pixtreme.infer")
 
 Operation = Callable[[], object]
 _DEFAULT_STREAMS = (0, 1, 2)
@@ -76,7 +73,7 @@ class CudaGraphSession:
     CaptureError
         An operation recorded nothing, did something a capture does not allow, or replays differently than it runs.
     Exception
-        Whatever an operation or ``after_prepare`` raised, unchanged, with a note naming the operation.
+        Whatever an operation (with a note naming it) or ``after_prepare`` raised, unchanged.
 
     Stream order
         Each operation runs once as warm-up, is waited for, and is captured. After a failure no partial session is left:

@@ -8,6 +8,7 @@ Everything is restored to what was found before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def verify_operations(
                 return {key: runtime.to_host(array) for key, array in state.items()}
 
             # The replay first: an eager call would leave right values in scratch storage the replay should fill itself.
-            replayed = run(lambda name=name: replay(name))  # type: ignore[misc]
+            replayed = run(partial(replay, name))
             eager = run(operation)
             _compare(runtime, name, eager, replayed)
     finally:

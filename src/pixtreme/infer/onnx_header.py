@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pixtreme.infer.contracts import is_positive_int
 from pixtreme.infer.dependencies import require_optional
 from pixtreme.infer.errors import ContractError
 
@@ -127,7 +128,7 @@ def _declared(where: Path, values: list[str]) -> OnnxOutput | None:
     for field in fields(declared):
         value = getattr(declared, field.name)
         if field.type == "int":
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_positive_int(value):
                 _refuse(where, f"{field.name}={value!r} in its metadata", "a positive int (not a bool)")
         elif not isinstance(value, str):
             _refuse(where, f"{field.name}={value!r} in its metadata", "a string")

@@ -23,6 +23,7 @@ from pixtreme.infer.contracts import (
     check_frame,
     check_input_hw,
     check_precision,
+    is_positive_int,
     validate_call_params,
 )
 from pixtreme.infer.cuda_graph import CudaGraphBuffers, CudaGraphSession
@@ -60,9 +61,7 @@ class OnnxArtifact:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | PathLike):
             _refuse(f"path={self.path!r}", "a path", "pass the path of an .onnx file")
-        if self.scale is not None and (
-            not isinstance(self.scale, int) or isinstance(self.scale, bool) or self.scale < 1
-        ):
+        if self.scale is not None and not is_positive_int(self.scale):
             _refuse(f"scale={self.scale!r}", "None or a positive int (not a bool)", "pass the network's scale")
 
 
@@ -82,7 +81,7 @@ class OnnxFactory:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+        if not is_positive_int(self.threads):
             _refuse(f"threads={self.threads!r}", "a positive int", "pass how many threads one session may use")
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from pixtreme.infer.contracts import is_positive_int
 from pixtreme.infer.errors import ContractError
 from pixtreme.infer.streams.handle import EventHandle
 
@@ -33,16 +34,12 @@ def check_options(*, name: object, priority: object, timing: object, max_in_flig
     """Check what `StreamContext.open` and ``adopt`` take beside the device."""
     if name is not None and (not isinstance(name, str) or not name):
         _refuse("name", name, "None or a non-empty string")
-    if not _is_int(priority):
+    if not isinstance(priority, int) or isinstance(priority, bool):
         _refuse("priority", priority, "an int (lower is more urgent)")
     if not isinstance(timing, bool):
         _refuse("timing", timing, "True or False")
-    if max_in_flight is not None and not (_is_int(max_in_flight) and max_in_flight > 0):  # type: ignore[operator]
+    if max_in_flight is not None and not is_positive_int(max_in_flight):
         _refuse("max_in_flight", max_in_flight, "None or a positive int")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _refuse(option: str, observed: object, accepted: str) -> NoReturn:
