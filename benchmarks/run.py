@@ -2,8 +2,7 @@
 
 Prints medians and ratios, and writes JSON. Absolute times depend on the machine; only ratios of one run mean anything.
 
-* hand-off: from the end of the work, on its thread, to the resumed task; once where the scheduler puts the threads, as
-  programs run, and once with worker and loop pinned to two cores. The two differ a lot: read both.
+* hand-off: from the end of the work, on its thread, to the resumed task; after work that computes and work that sleeps.
 * pending: many awaits outstanding at once, from the moment the work is released until every task has resumed.
 * streams: the real network on one and on two streams, one thread each.
 """
@@ -14,7 +13,6 @@ import argparse
 import asyncio
 import hashlib
 import json
-import os
 import random
 import statistics
 import sys
@@ -22,8 +20,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import anyio.to_thread
@@ -39,130 +37,94 @@ from pixtreme.infer.streams import EventHandle, StreamContext
 from pixtreme.infer.streams.host import RUNTIME
 
 clock = time.perf_counter_ns
-HandOff = Callable[[], Awaitable[float]]
-
-
-class RawThread:
-    """The limit: a thread that runs a function from a queue and wakes the loop with one call, and nothing else."""
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[tuple[Callable[[], object], Callable[[], object]] | None] = SimpleQueue()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while (item := self.queue.get()) is not None:
-            item[0]()
-            item[1]()
-            del item
 
 
 class Work:
-    """Half a millisecond of real work that releases the GIL, as inference does; notes when it ended."""
+    """Half a millisecond of work that holds no GIL; notes when it ended."""
 
     data = bytes(1 << 19)
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.ended = 0
 
     def __call__(self) -> None:
-        hashlib.sha256(self.data).digest()
+        if self.kind == "computing":  # as inference does: the core stays busy, its caches do not stay ours
+            hashlib.sha256(self.data).digest()
+        else:  # as a thread that waits for a device does
+            time.sleep(0.0005)
         self.ended = clock()
 
 
-def pin(context: StreamContext, raw: RawThread, cores: set[int]) -> None:
-    """Put both workers on one core and the loop's thread on another: where the scheduler puts threads changes a
-    hand-off several times over, and is not what is compared."""
-    for run in (context.stream.enqueue, lambda task, *args: raw.queue.put((lambda: task(*args), lambda: None))):
-        run(os.sched_setaffinity, 0, {max(cores)})
-    context.synchronize()
-    os.sched_setaffinity(0, {min(cores)})
+class Ways:
+    """Each way from the end of a piece of work to a resumed task.
 
+    All of them run the work on one thread, the context's worker, and the limit as well: a hand-off between threads on
+    one core costs a fraction of one between two cores, and the scheduler gave a second worker another core.
+    """
 
-def handoffs(context: StreamContext, raw: RawThread) -> dict[str, HandOff]:
-    """Each way from the end of a piece of work to a resumed task; microseconds."""
+    def __init__(self, context: StreamContext) -> None:
+        self.context = context
+        self.enqueue = context.stream.enqueue
 
-    async def limit() -> float:
-        work, loop = Work(), asyncio.get_running_loop()
+    async def limit(self, work: Work) -> None:
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        raw.queue.put((work, lambda: loop.call_soon_threadsafe(future.set_result, None)))
+
+        def task() -> None:
+            work()
+            loop.call_soon_threadsafe(future.set_result, None)
+
+        self.enqueue(task)
         await future
-        return (clock() - work.ended) / 1e3
 
-    async def handle() -> float:
-        work = Work()
-        await context.submit(context.stream.enqueue, work)
-        return (clock() - work.ended) / 1e3
+    async def limit_on_trio(self, work: Work) -> None:
+        token, event = trio.lowlevel.current_trio_token(), trio.Event()
 
-    async def anyio_thread() -> float:
-        work = Work()
-        event = context.submit(context.stream.enqueue, work).event
+        def task() -> None:
+            work()
+            token.run_sync_soon(event.set)
+
+        self.enqueue(task)
+        await event.wait()
+
+    async def handle(self, work: Work) -> None:
+        await self.context.submit(self.enqueue, work)
+
+    async def anyio_thread(self, work: Work) -> None:
+        event = self.context.submit(self.enqueue, work).event
         await anyio.to_thread.run_sync(RUNTIME.synchronize, event)
-        return (clock() - work.ended) / 1e3
 
-    async def asyncio_thread() -> float:
-        work = Work()
-        event = context.submit(context.stream.enqueue, work).event
+    async def asyncio_thread(self, work: Work) -> None:
+        event = self.context.submit(self.enqueue, work).event
         await asyncio.to_thread(RUNTIME.synchronize, event)
-        return (clock() - work.ended) / 1e3
 
-    async def polling() -> float:
-        work = Work()
-        pending = context.submit(context.stream.enqueue, work)
+    async def polling(self, work: Work) -> None:
+        pending = self.context.submit(self.enqueue, work)
         while not pending.done():  # noqa: ASYNC110 - what is compared, not what is recommended
             await asyncio.sleep(0)
-        return (clock() - work.ended) / 1e3
-
-    return {
-        "raw thread to loop": limit,
-        "await handle": handle,
-        "anyio.to_thread": anyio_thread,
-        "asyncio.to_thread": asyncio_thread,
-        "polling": polling,
-    }
 
 
-async def measure_handoffs(samples: int, pinned: bool) -> dict[str, float]:
+async def measure_handoffs(samples: int, kind: str, library: str) -> dict[str, float]:
     """Median microseconds of each, sampled in turns and in a random order: what ran before warms or cools the core."""
     order = random.Random(0)
-    raw = RawThread()
-    cores = os.sched_getaffinity(0)
     async with StreamContext.open("cpu") as context:
-        if pinned:
-            pin(context, raw, cores)
-        ways = handoffs(context, raw)
-        seen: dict[str, list[float]] = {name: [] for name in ways}
+        ways = Ways(context)
+        compared: dict[str, Callable[[Work], Awaitable[None]]] = {
+            "raw thread to loop": ways.limit if library == "asyncio" else ways.limit_on_trio,
+            "await handle": ways.handle,
+            "anyio.to_thread": ways.anyio_thread,
+        }
+        if library == "asyncio":
+            compared |= {"asyncio.to_thread": ways.asyncio_thread, "polling": ways.polling}
+        seen: dict[str, list[float]] = {name: [] for name in compared}
         for number in range(samples + 20):
-            for name in order.sample(list(ways), len(ways)):
-                value = await ways[name]()
+            for name in order.sample(list(compared), len(compared)):
+                work = Work(kind)
+                await compared[name](work)
+                resumed = clock()
                 if number >= 20:
-                    seen[name].append(value)
-    raw.queue.put(None)
-    os.sched_setaffinity(0, cores)
-    return {name: statistics.median(values) for name, values in seen.items()}
-
-
-async def trio_handoffs(samples: int, pinned: bool) -> dict[str, float]:
-    """The same limit and the same handle on trio."""
-    raw = RawThread()
-    seen: dict[str, list[float]] = {"raw thread to loop": [], "await handle": []}
-    token = trio.lowlevel.current_trio_token()
-    cores = os.sched_getaffinity(0)
-    async with StreamContext.open("cpu") as context:
-        if pinned:
-            pin(context, raw, cores)
-        for number in range(samples + 20):
-            work, event = Work(), trio.Event()
-            raw.queue.put((work, lambda event=event: token.run_sync_soon(event.set)))  # type: ignore[misc]
-            await event.wait()
-            first = (clock() - work.ended) / 1e3
-            work = Work()
-            await context.submit(context.stream.enqueue, work)
-            second = (clock() - work.ended) / 1e3
-            if number >= 20:
-                seen["raw thread to loop"].append(first)
-                seen["await handle"].append(second)
-    raw.queue.put(None)
-    os.sched_setaffinity(0, cores)
+                    seen[name].append((resumed - work.ended) / 1e3)
     return {name: statistics.median(values) for name, values in seen.items()}
 
 
@@ -230,11 +192,14 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
     samples, pending, requests = (5, 100, 2) if options.quick else (600, 1000, 16)
-    results = {
-        "hand-off on asyncio, us": asyncio.run(measure_handoffs(samples, False)),
-        "hand-off on asyncio between pinned cores, us": asyncio.run(measure_handoffs(samples, True)),
-        "hand-off on trio, us": trio.run(trio_handoffs, samples, False),
-        "hand-off on trio between pinned cores, us": trio.run(trio_handoffs, samples, True),
+    results = {}
+    for kind in ("computing", "sleeping"):
+        for library in ("asyncio", "trio"):
+            handoffs = partial(measure_handoffs, samples, kind, library)
+            results[f"hand-off on {library} after {kind} work, us"] = (
+                trio.run(handoffs) if library == "trio" else asyncio.run(handoffs())
+            )
+    results |= {
         "pending awaits resumed, ms": asyncio.run(measure_pending(pending)),
         "real network, frames/s": measure_streams(requests),
     }

@@ -43,7 +43,7 @@ Notify = Callable[[BaseException | None], object]
 
 _EXIT_GRACE_S = 2.0
 _pointers = itertools.count(0x1000, 0x10)
-_here = threading.local()  # .worker: the worker this thread is; .in_task: it runs one; .stream: the current stream
+_here = threading.local()  # .worker: the worker whose items this thread runs; .stream: the current stream
 _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 _exiting = False
 
@@ -98,6 +98,7 @@ class _Worker:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.fault: BaseException | None = None
+        self.in_task = False
         self.blocking = os.environ.get("PIXTREME_INFER_LAUNCH_BLOCKING", "") not in ("", "0")
         self.thread: threading.Thread | None = None
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -107,7 +108,12 @@ class _Worker:
     def push(self, item: Callable[[], object]) -> None:
         if self.blocking:
             with self._turn:
-                item()
+                outer = getattr(_here, "worker", None)
+                _here.worker = self
+                try:
+                    item()
+                finally:
+                    _here.worker = outer
             return
         if self.thread is None:
             self._start()
@@ -117,7 +123,7 @@ class _Worker:
         """Run one task, unless an earlier one faulted the stream."""
         if self.fault is not None or _exiting:
             return
-        _here.in_task = True
+        self.in_task = True
         try:
             task(*args)
         except BaseException as error:  # whatever it is, it must not end the worker
@@ -125,7 +131,7 @@ class _Worker:
             if self.blocking:
                 raise
         finally:
-            _here.in_task = False
+            self.in_task = False
 
     def follow(self, record: _Record) -> None:
         """Wait for a record of another stream; its fault becomes ours, so that no work runs on missing data."""
@@ -146,7 +152,8 @@ class _Worker:
 
     def _loop(self) -> None:
         _here.worker = self
-        while (item := self._queue.get()) is not None:
+        get = self._queue.get
+        while (item := get()) is not None:
             try:
                 item()
             except BaseException:  # a defect of ours, or a MemoryError: never fatal to the stream
@@ -235,7 +242,8 @@ class HostStream:
 
 def _check_caller() -> None:
     # As a CUDA host function may not call CUDA: a task that waits for its own stream would never end.
-    if getattr(_here, "in_task", False):
+    worker = getattr(_here, "worker", None)
+    if worker is not None and worker.in_task:
         raise HostRuntimeError(NOT_PERMITTED, "a host task may not call the runtime")
 
 

@@ -15,11 +15,12 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    import contextvars
 
     import trio as trio_module
 
@@ -43,7 +44,11 @@ class Waiter(Protocol):
         ...
 
     def wake(self) -> None:
-        """Resume the task, on its loop, if it still waits."""
+        """Have the task resumed, on its loop, if it still waits."""
+        ...
+
+    def wake_now(self) -> None:
+        """Like `wake`, as the last act of the loop's callback: the task may be resumed inside this call."""
         ...
 
     def wait(self) -> Awaitable[None]:
@@ -75,6 +80,9 @@ class _Inbox:
     def _empty(self) -> None:
         with self._lock:
             batch, self._queue = self._queue, []
+        if len(batch) == 1:
+            batch[0].wake_now()
+            return
         for waiter in batch:
             try:
                 waiter.wake()
@@ -82,36 +90,91 @@ class _Inbox:
                 logger.exception("a waiter could not be woken")
 
 
-class _AsyncioWaiter:
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._future: asyncio.Future[None] = loop.create_future()
-        self.post = loop.call_soon_threadsafe
-        self.notify = partial(_inbox_of(loop).send, self)
+@cache
+def _asyncio_waiter() -> Callable[[asyncio.AbstractEventLoop], Waiter]:
+    """Return the class of asyncio's waiters; asyncio is imported by whoever runs it."""
+    import asyncio
 
-    def loop_is_gone(self, error: Exception) -> bool:
-        return isinstance(error, RuntimeError) and self._loop.is_closed()
+    class AsyncioWaiter(asyncio.Future[None]):
+        """A future that can resume its task in the callback that completes it.
 
-    def wake(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+        A plain future asks the loop for one more turn: another poll of every file, before the task runs. Only
+        `until` awaits it, so a task's wake-up is the one callback it ever gets.
+        """
 
-    def wait(self) -> Awaitable[None]:
-        return self._future
+        def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+            super().__init__(loop=loop)
+            self.post = loop.call_soon_threadsafe
+            self._inbox = _inbox_of(loop)
+            self._task: Callable[[asyncio.Future[None]], object] | None = None  # resumes it, once one is parked
+            self._context: contextvars.Context | None = None
+
+        @property
+        def notify(self) -> Callable[[], object]:
+            return partial(self._inbox.send, self)
+
+        def loop_is_gone(self, error: Exception) -> bool:
+            return isinstance(error, RuntimeError) and self.get_loop().is_closed()
+
+        def add_done_callback(self, fn: Any, /, *, context: contextvars.Context | None = None) -> None:
+            self._task, self._context = fn, context
+
+        def cancel(self, msg: Any | None = None) -> bool:
+            cancelled = super().cancel(msg)
+            if cancelled:
+                self._resume_soon()
+            return cancelled
+
+        def wake(self) -> None:
+            if not self.done():
+                self.set_result(None)
+                self._resume_soon()
+
+        def wake_now(self) -> None:
+            if not self.done():
+                self.set_result(None)
+                if self._task is not None and self._context is not None:
+                    self._context.run(self._task, self)
+
+        def wait(self) -> Awaitable[None]:
+            return self
+
+        def _resume_soon(self) -> None:
+            if self._task is not None:
+                self.get_loop().call_soon(self._task, self, context=self._context)
+
+    return AsyncioWaiter
 
 
 class _TrioWaiter:
     def __init__(self, trio: Any) -> None:
         token = trio.lowlevel.current_trio_token()
-        event: trio_module.Event = trio.Event()
-        self._gone: type[Exception] = trio.RunFinishedError
+        self._trio = trio
+        self._task: trio_module.lowlevel.Task | None = None  # once it is parked
+        self._inbox = _inbox_of(token)
         self.post = token.run_sync_soon
-        self.wake = event.set
-        self.wait = event.wait
-        self.notify = partial(_inbox_of(token).send, self)
+
+    @property
+    def notify(self) -> Callable[[], object]:
+        return partial(self._inbox.send, self)
 
     def loop_is_gone(self, error: Exception) -> bool:
-        return isinstance(error, self._gone)
+        return isinstance(error, self._trio.RunFinishedError)
+
+    def wake(self) -> None:
+        if self._task is not None:
+            task, self._task = self._task, None
+            self._trio.lowlevel.reschedule(task)
+
+    wake_now = wake
+
+    async def wait(self) -> None:
+        def give_up(_: object) -> Any:
+            self._task = None
+            return self._trio.lowlevel.Abort.SUCCEEDED
+
+        self._task = self._trio.lowlevel.current_task()
+        await self._trio.lowlevel.wait_task_rescheduled(give_up)
 
 
 _inboxes: weakref.WeakKeyDictionary[Any, _Inbox] = weakref.WeakKeyDictionary()
@@ -124,7 +187,7 @@ def make_waiter() -> Waiter:
         return _TrioWaiter(trio)
     import asyncio
 
-    return _AsyncioWaiter(asyncio.get_running_loop())
+    return _asyncio_waiter()(asyncio.get_running_loop())
 
 
 async def until(flight: Flight) -> None:
