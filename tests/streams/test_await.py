@@ -34,7 +34,7 @@ class StubWaiter:
         self._wake = wake
         self.notify = wake
 
-    def wake(self) -> None:
+    def wake(self, *, last: bool) -> None:
         self._wake()
 
     def loop_is_gone(self, error: Exception) -> bool:

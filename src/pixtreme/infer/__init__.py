@@ -1,10 +1,13 @@
 """Async-aware stream orchestration for GPU image inference.
 
-Importing this initialises no CUDA and imports no event loop and no inference backend.
+Importing this initialises no CUDA and imports no event loop, no inference backend and no architecture.
 """
 
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
+from typing import Any as _Any
+
+from pixtreme.infer import dispatch as _dispatch
 from pixtreme.infer.contracts import CheckpointContainer as CheckpointContainer
 from pixtreme.infer.contracts import CudaGraphFactoryProvider as CudaGraphFactoryProvider
 from pixtreme.infer.contracts import Exact as Exact
@@ -12,17 +15,26 @@ from pixtreme.infer.contracts import FrameContract as FrameContract
 from pixtreme.infer.contracts import FrameField as FrameField
 from pixtreme.infer.contracts import FrameMetadataWarning as FrameMetadataWarning
 from pixtreme.infer.contracts import GpuArrayParamContract as GpuArrayParamContract
+from pixtreme.infer.contracts import ModuleContract as ModuleContract
 from pixtreme.infer.contracts import OpenedStatelessImageInference as OpenedStatelessImageInference
 from pixtreme.infer.contracts import Precision as Precision
+from pixtreme.infer.contracts import ShapeProfile as ShapeProfile
+from pixtreme.infer.contracts import StateFootprint as StateFootprint
+from pixtreme.infer.contracts import StatefulImageInference as StatefulImageInference
 from pixtreme.infer.contracts import StatelessFamilyContract as StatelessFamilyContract
 from pixtreme.infer.contracts import StatelessImageInference as StatelessImageInference
 from pixtreme.infer.contracts import StatelessInferenceFactory as StatelessInferenceFactory
 from pixtreme.infer.contracts import StatelessModuleContract as StatelessModuleContract
 from pixtreme.infer.contracts import StatelessOpenContract as StatelessOpenContract
+from pixtreme.infer.contracts import TemporalFamilyContract as TemporalFamilyContract
+from pixtreme.infer.contracts import TemporalInferenceFactory as TemporalInferenceFactory
+from pixtreme.infer.contracts import TemporalModuleContract as TemporalModuleContract
+from pixtreme.infer.contracts import TemporalOpenContract as TemporalOpenContract
 from pixtreme.infer.contracts import UnconstrainedWithReference as UnconstrainedWithReference
 from pixtreme.infer.contracts import validate_call_params as validate_call_params
 from pixtreme.infer.cuda_graph import CudaGraphBuffers as CudaGraphBuffers
 from pixtreme.infer.cuda_graph import CudaGraphSession as CudaGraphSession
+from pixtreme.infer.dependencies import require_optional as require_optional
 from pixtreme.infer.errors import BusyError as BusyError
 from pixtreme.infer.errors import CaptureError as CaptureError
 from pixtreme.infer.errors import ClosedError as ClosedError
@@ -35,6 +47,13 @@ from pixtreme.infer.errors import StreamFault as StreamFault
 from pixtreme.infer.errors import actionable_error as actionable_error
 from pixtreme.infer.frames import FrameLike as FrameLike
 from pixtreme.infer.frames import HostFrame as HostFrame
+from pixtreme.infer.onnx import run_onnx as run_onnx
+from pixtreme.infer.recipe_identity import RecipeCatalogEntry as RecipeCatalogEntry
+from pixtreme.infer.recipe_identity import RecipeIdentity as RecipeIdentity
+from pixtreme.infer.recipe_identity import RecipeIdentityError as RecipeIdentityError
+from pixtreme.infer.recipe_identity import is_positive_discriminator as is_positive_discriminator
+from pixtreme.infer.recipe_identity import parse_recipe_identity as parse_recipe_identity
+from pixtreme.infer.recipe_identity import validate_recipe_reference as validate_recipe_reference
 from pixtreme.infer.streams import BoundInference as BoundInference
 from pixtreme.infer.streams import EventHandle as EventHandle
 from pixtreme.infer.streams import StreamContext as StreamContext
@@ -63,9 +82,16 @@ __all__ = (
     "HandleTimeout",
     "HostFrame",
     "InferError",
+    "ModuleContract",
     "NotPicklableError",
     "OpenedStatelessImageInference",
     "Precision",
+    "RecipeCatalogEntry",
+    "RecipeIdentity",
+    "RecipeIdentityError",
+    "ShapeProfile",
+    "StateFootprint",
+    "StatefulImageInference",
     "StatelessFamilyContract",
     "StatelessImageInference",
     "StatelessInferenceFactory",
@@ -73,10 +99,29 @@ __all__ = (
     "StatelessOpenContract",
     "StreamContext",
     "StreamFault",
+    "TemporalFamilyContract",
+    "TemporalInferenceFactory",
+    "TemporalModuleContract",
+    "TemporalOpenContract",
     "UnconstrainedWithReference",
     "actionable_error",
     "as_completed",
     "available_devices",
+    "is_positive_discriminator",
+    "parse_recipe_identity",
+    "require_optional",
+    "run_onnx",
     "validate_call_params",
+    "validate_recipe_reference",
     "wait_all",
 )
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _dispatch.DISTRIBUTIONS:
+        return _dispatch.resolve(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_dispatch.DISTRIBUTIONS})

@@ -1,19 +1,37 @@
-"""What a module declares about itself, and the protocols it implements.
+"""What module authors write against: declarations, protocols, and checks of a call.
 
-Declarations are frozen dataclasses that check their own fields; protocols are generic in the artifact identity and in
-the frame type, which is ``pixtreme.core.Frame`` unless a host module says ``HostFrame``.
+Protocols are generic in the artifact identity and in the frame type, which is ``pixtreme.core.Frame`` unless a host
+module says ``HostFrame`` (C5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Literal, NoReturn, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from pixtreme.core import Frame
-from typing_extensions import TypeIs, TypeVar
+from typing_extensions import TypeVar
 
+from pixtreme.infer.declarations import (
+    ArtifactIdentity,
+    CheckpointContainer,
+    Exact,
+    FrameContract,
+    FrameField,
+    GpuArrayParamContract,
+    ModuleContract,
+    Precision,
+    ShapeProfile,
+    StateFootprint,
+    StatelessFamilyContract,
+    StatelessModuleContract,
+    StatelessOpenContract,
+    TemporalFamilyContract,
+    TemporalModuleContract,
+    TemporalOpenContract,
+    UnconstrainedWithReference,
+)
 from pixtreme.infer.errors import ContractError, actionable_error
 from pixtreme.infer.frames import FrameLike
 
@@ -26,22 +44,25 @@ __all__ = (
     "FrameContract",
     "FrameMetadataWarning",
     "GpuArrayParamContract",
+    "StateFootprint",
+    "ShapeProfile",
     "StatelessModuleContract",
+    "TemporalModuleContract",
+    "ModuleContract",
     "StatelessFamilyContract",
+    "TemporalFamilyContract",
     "StatelessOpenContract",
+    "TemporalOpenContract",
     "StatelessImageInference",
     "OpenedStatelessImageInference",
+    "StatefulImageInference",
     "StatelessInferenceFactory",
+    "TemporalInferenceFactory",
     "CudaGraphFactoryProvider",
     "validate_call_params",
     "actionable_error",
 )
 
-Precision = Literal["fp32", "fp16", "int8"]
-CheckpointContainer = Literal["bare", "params", "params_ema", "params-ema"]
-
-Value = TypeVar("Value")
-ArtifactIdentity = TypeVar("ArtifactIdentity")
 FrameT = TypeVar("FrameT", bound=FrameLike, default=Frame)
 Factory_co = TypeVar("Factory_co", covariant=True)
 
@@ -50,117 +71,7 @@ class FrameMetadataWarning(UserWarning):
     """A frame's metadata is accepted, but differs from the reference the module was made with."""
 
 
-@dataclass(frozen=True)
-class Exact(Generic[Value]):
-    """The field must equal ``value``."""
-
-    value: Value
-
-
-@dataclass(frozen=True)
-class UnconstrainedWithReference(Generic[Value]):
-    """Any valid value is accepted; ``reference`` is the one the module was made with."""
-
-    reference: Value
-
-
-FrameField = Exact[Value] | UnconstrainedWithReference[Value]
-
-
-@dataclass(frozen=True)
-class FrameContract:
-    """What a module accepts or returns in each field of a frame."""
-
-    channels: FrameField[tuple[str, ...]]
-    colorspace: FrameField[str]
-    gamma: FrameField[str]
-    matrix: FrameField[str | None]
-    dtype: FrameField[str]
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, Exact | UnconstrainedWithReference):
-                _refuse(self, field.name, value, "Exact(value) or UnconstrainedWithReference(reference)")
-
-
-@dataclass(frozen=True)
-class GpuArrayParamContract:
-    """A keyword-only array parameter of a call.
-
-    ``shape`` holds positive ints and identifier symbols (``"H"``); ``unit`` says what the numbers mean (``"pixel"``).
-    """
-
-    name: str
-    shape: tuple[int | str, ...]
-    dtype: str
-    unit: str
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name.isidentifier()) or self.name in ("frame", "reset"):
-            _refuse(self, "name", self.name, "an identifier other than 'frame' and 'reset'")
-        if not isinstance(self.shape, tuple) or not all(_is_dimension(size) for size in self.shape):
-            _refuse(self, "shape", self.shape, "a tuple of positive ints and identifier symbols such as 'H'")
-        for field in ("dtype", "unit"):
-            if not isinstance(getattr(self, field), str) or not getattr(self, field):
-                _refuse(self, field, getattr(self, field), "a non-empty string")
-
-
-@dataclass(frozen=True)
-class StatelessModuleContract:
-    """One opened module without state between calls; the output is ``scale`` times as high and wide as the input."""
-
-    input_frame: FrameContract
-    output_frame: FrameContract
-    params: tuple[GpuArrayParamContract, ...]
-    scale: int
-
-    temporal: ClassVar[Literal[False]] = False
-
-    def __post_init__(self) -> None:
-        _check_frames(self)
-        _check_params(self, self.params)
-        _check_positive(self, "scale", self.scale)
-
-
-@dataclass(frozen=True)
-class StatelessFamilyContract:
-    """What is true of every artifact of a stateless architecture."""
-
-    input_frame: FrameContract
-    output_frame: FrameContract
-    params: tuple[GpuArrayParamContract, ...]
-
-    def __post_init__(self) -> None:
-        _check_frames(self)
-        _check_params(self, self.params)
-
-
-@dataclass(frozen=True)
-class StatelessOpenContract(Generic[ArtifactIdentity]):
-    """One artifact of a stateless architecture at one precision and fixed input size ``(height, width)`` in pixels."""
-
-    family_contract: StatelessFamilyContract
-    artifact_identity: ArtifactIdentity
-    precision: Precision
-    input_hw: tuple[int, int]
-    scale: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.family_contract, StatelessFamilyContract):
-            _refuse(self, "family_contract", self.family_contract, "a StatelessFamilyContract")
-        check_precision(self, self.precision)
-        check_input_hw(self, self.input_hw)
-        _check_positive(self, "scale", self.scale)
-
-    @property
-    def module_contract(self) -> StatelessModuleContract:
-        """The contract of the module that opening this gives."""
-        family = self.family_contract
-        return StatelessModuleContract(family.input_frame, family.output_frame, family.params, self.scale)
-
-
-def validate_call_params(contract: StatelessModuleContract, observed_names: Collection[str]) -> None:
+def validate_call_params(contract: ModuleContract, observed_names: Collection[str]) -> None:
     """Reject missing and undeclared keywords of a call, before any frame or backend access.
 
     Parameters
@@ -230,6 +141,40 @@ class StatelessInferenceFactory(Protocol[ArtifactIdentity, FrameT]):
         ...
 
 
+class StatefulImageInference(Protocol[ArtifactIdentity, FrameT]):
+    """An opened module with private state: one sequential stream of frames.
+
+    ``params`` are those of the contract and ``reset: bool``, which starts a new sequence. The rules of
+    `OpenedStatelessImageInference` hold; frames returned stay unchanged by a reset, too (C8).
+    """
+
+    @property
+    def scale(self) -> int: ...
+    @property
+    def contract(self) -> TemporalOpenContract[ArtifactIdentity]: ...
+    def __call__(self, frame: FrameT, /, **params: Any) -> FrameT: ...
+    def close(self) -> None: ...
+
+
+class TemporalInferenceFactory(Protocol[ArtifactIdentity, FrameT]):
+    """Describes and opens artifacts of one temporal architecture."""
+
+    @property
+    def family_contract(self) -> TemporalFamilyContract: ...
+
+    def query_contract(
+        self, artifact: ArtifactIdentity, /, *, precision: Precision, input_hw: tuple[int, int]
+    ) -> TemporalOpenContract[ArtifactIdentity]:
+        """Validate and describe; allocates no device memory."""
+        ...
+
+    def open(
+        self, artifact: ArtifactIdentity, /, *, precision: Precision, input_hw: tuple[int, int]
+    ) -> StatefulImageInference[ArtifactIdentity, FrameT]:
+        """Repeat that validation and return an instance whose ``contract`` equals the query result."""
+        ...
+
+
 @runtime_checkable
 class CudaGraphFactoryProvider(Protocol[Factory_co]):
     """A factory that also offers its graph form; asking for it allocates nothing and changes nothing."""
@@ -254,52 +199,3 @@ def check_frame(contract: FrameContract, frame: FrameLike, *, name: str = "frame
                 what=f"received {field}={observed!r}; accepted is {declared.value!r}",
                 how=f"convert the frame with pixtreme or NumPy so that {field} is {declared.value!r}",
             )
-
-
-def check_precision(owner: object, precision: object) -> None:
-    """Reject what is not one of `Precision`."""
-    if precision not in get_args(Precision):
-        _refuse(owner, "precision", precision, f"one of {get_args(Precision)!r}")
-
-
-def check_input_hw(owner: object, input_hw: object) -> None:
-    """Reject what is not a ``(height, width)`` of positive ints."""
-    if not (isinstance(input_hw, tuple) and len(input_hw) == 2 and all(is_positive_int(side) for side in input_hw)):
-        _refuse(owner, "input_hw", input_hw, "a tuple (height, width) of positive ints")
-
-
-def _check_frames(contract: StatelessModuleContract | StatelessFamilyContract) -> None:
-    for field in ("input_frame", "output_frame"):
-        if not isinstance(getattr(contract, field), FrameContract):
-            _refuse(contract, field, getattr(contract, field), "a FrameContract")
-
-
-def _check_params(owner: object, params: object) -> None:
-    if not isinstance(params, tuple) or not all(isinstance(param, GpuArrayParamContract) for param in params):
-        _refuse(owner, "params", params, "a tuple of GpuArrayParamContract")
-    names = [param.name for param in params]
-    if len(set(names)) != len(names):
-        _refuse(owner, "params", names, "names without duplicates")
-
-
-def _check_positive(owner: object, field: str, value: object) -> None:
-    if not is_positive_int(value):
-        _refuse(owner, field, value, "a positive int (a bool is not an int here)")
-
-
-def is_positive_int(value: object) -> TypeIs[int]:
-    """Tell whether a value is an int above zero; a bool is not an int here."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_dimension(size: object) -> bool:
-    return is_positive_int(size) or (isinstance(size, str) and size.isidentifier())
-
-
-def _refuse(owner: object, field: str, observed: object, accepted: str) -> NoReturn:
-    name = owner if isinstance(owner, str) else type(owner).__name__
-    raise ContractError(
-        why=f"{name}.{field} breaks the contract's form",
-        what=f"received {field}={observed!r}; accepted is {accepted}",
-        how=f"pass {accepted} as {field}",
-    )

@@ -21,15 +21,13 @@ from pixtreme.infer.contracts import (
     StatelessOpenContract,
     UnconstrainedWithReference,
     check_frame,
-    check_input_hw,
-    check_precision,
-    is_positive_int,
     validate_call_params,
 )
 from pixtreme.infer.cuda_graph import CudaGraphBuffers, CudaGraphSession
-from pixtreme.infer.dependencies import require_optional
+from pixtreme.infer.declarations import check_input_hw, check_precision, is_positive_int
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError, refuse_pickle
 from pixtreme.infer.frames import FrameLike, HostFrame
+from pixtreme.infer.onnx import open_session
 from pixtreme.infer.onnx_header import INPUT_NAME, OUTPUT_NAME, OnnxHeader, read_header
 from pixtreme.infer.streams.devices import current_stream
 
@@ -37,7 +35,6 @@ __all__ = ("FACTORY", "OnnxArtifact", "OnnxFactory", "OnnxInference")
 
 _DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16"}
 _CHANNELS = {1: ("Y",), 3: ("R", "G", "B"), 4: ("R", "G", "B", "A")}
-_PROVIDER = "CPUExecutionProvider"
 
 OnnxContract = StatelessOpenContract["OnnxArtifact"]
 
@@ -111,7 +108,7 @@ class OnnxFactory:
         ImportError
             The extra ``ort`` is not installed.
         """
-        return _described(artifact, precision, input_hw)[1]
+        return _described(artifact, precision, input_hw, runtime=False)[1]
 
     def open(self, artifact: OnnxArtifact, /, *, precision: Precision, input_hw: tuple[int, int]) -> OnnxInference:
         """Validate as `query_contract`, then open an instance on the current stream.
@@ -128,7 +125,7 @@ class OnnxFactory:
         Host synchronization
             Runs the network once in this thread; a graph instance also waits for its warm-up.
         """
-        header, contract = _described(artifact, precision, input_hw)
+        header, contract = _described(artifact, precision, input_hw, runtime=True)
         return OnnxInference(contract, _Network(header, contract, self.threads), graph=self.graph)
 
 
@@ -136,23 +133,7 @@ class _Network:
     """An ONNX Runtime CPU session bound to fixed buffers."""
 
     def __init__(self, header: OnnxHeader, contract: OnnxContract, threads: int) -> None:
-        ort = require_optional("onnxruntime", extra="ort")
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors come as exceptions
-        try:
-            self.session = ort.InferenceSession(str(header.path), options, providers=[_PROVIDER])
-        except Exception as error:
-            raise ContractError(
-                why="an artifact can be opened by ONNX Runtime",
-                what=f"{str(header.path)!r} was refused by onnxruntime {ort.__version__}: {error}",
-                how="export the model for the opset and operators of the installed onnxruntime",
-            ) from error
-        if self.session.get_providers() != [_PROVIDER]:
-            _refuse(
-                f"providers {self.session.get_providers()!r}", f"[{_PROVIDER!r}]", "report this: none was asked for"
-            )
+        self.session = open_session(header, threads=threads)
         frames = contract.module_contract
         height, width = contract.input_hw
         self.input = _zeros((height, width), frames.input_frame)
@@ -293,26 +274,19 @@ FACTORY = OnnxFactory()
 
 
 def _described(
-    artifact: OnnxArtifact, precision: Precision, input_hw: tuple[int, int]
+    artifact: OnnxArtifact, precision: Precision, input_hw: tuple[int, int], *, runtime: bool
 ) -> tuple[OnnxHeader, OnnxContract]:
     """Validate everything that can be known without a session."""
     check_precision("OnnxFactory", precision)
     check_input_hw("OnnxFactory", input_hw)
     if not isinstance(artifact, OnnxArtifact):
         _refuse(f"artifact={artifact!r}", "an OnnxArtifact", "pass OnnxArtifact(path)")
-    header = read_header(artifact.path)
+    header = read_header(artifact.path, runtime=runtime)
     source, target, declared = header.input, header.output, header.declared
     path = str(header.path)
     if _DTYPES.get(precision) != source.dtype:
         held = {dtype: name for name, dtype in _DTYPES.items()}.get(source.dtype, f"none ({source.dtype})")
         _refuse(f"precision={precision!r} for {path!r}", f"what its tensors are: {held}", "open it at that precision")
-    for position, wanted in enumerate((1, *input_hw)):
-        if isinstance(size := source.shape[position], int) and size != wanted:
-            _refuse(
-                f"(batch, height, width)={(1, *input_hw)!r} for {path!r}",
-                f"its input shape {source.shape!r}",
-                "open the size the model was exported for, or export it with free height and width",
-            )
     if declared is None and artifact.scale is None:
         _refuse(
             f"no scale for {path!r}",
@@ -322,16 +296,23 @@ def _described(
     if declared is not None:
         if artifact.scale not in (None, declared.spatial_scale):
             _refuse(f"scale={artifact.scale!r} for {path!r}", f"{declared.spatial_scale} as declared", "pass None")
-        if declared.batch != 1 or declared.dtype != target.dtype or target.shape[3] not in (declared.channels, None):
-            _refuse(f"metadata {declared!r} of {path!r}", f"what its output is: {target!r}", "export the model again")
-    scale = declared.spatial_scale if declared is not None else artifact.scale
+        if declared.batch != 1:
+            _refuse(f"batch={declared.batch!r} in {path!r}", "1: a frame is one image", "export the model again")
+    scale = declared.spatial_scale if declared is not None else artifact.scale or 1
     channels = declared.channels if declared is not None else target.shape[3]
+    labels = _labels(path, source.shape[3])
+    if misfits := header.misfits(input_hw, len(labels), scale):
+        _refuse(
+            f"input_hw={input_hw!r} for {path!r}: {'; '.join(misfits)}",
+            "a size its signature allows",
+            "open the size the model was exported for, or export it with free height and width",
+        )
     family = StatelessFamilyContract(
-        _frame_contract(Exact(_labels(path, source.shape[3])), Exact(source.dtype)),
+        _frame_contract(Exact(labels), Exact(source.dtype)),
         _frame_contract(Exact(_labels(path, channels)), Exact(target.dtype)),
         (),
     )
-    return header, StatelessOpenContract(family, artifact, precision, input_hw, scale or 1)
+    return header, StatelessOpenContract(family, artifact, precision, input_hw, scale)
 
 
 def _labels(path: str, count: int | str | None) -> tuple[str, ...]:

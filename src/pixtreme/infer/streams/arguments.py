@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from pixtreme.infer.contracts import is_positive_int
+from pixtreme.infer.declarations import is_positive_int
 from pixtreme.infer.errors import ContractError
 from pixtreme.infer.streams.handle import EventHandle
 

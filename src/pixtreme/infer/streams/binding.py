@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pixtreme.infer.contracts import OpenedStatelessImageInference, StatelessOpenContract
+from pixtreme.infer.contracts import (
+    OpenedStatelessImageInference,
+    StatefulImageInference,
+    StatelessOpenContract,
+    TemporalOpenContract,
+)
 from pixtreme.infer.errors import ClosedError, refuse_pickle
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.streams.handle import EventHandle
@@ -17,7 +22,9 @@ if TYPE_CHECKING:
 class BoundInference[F: FrameLike]:
     """A module opened by `StreamContext.bind`; calling it is ``submit`` of the instance."""
 
-    def __init__(self, context: StreamContext, instance: OpenedStatelessImageInference[Any, F]) -> None:
+    def __init__(
+        self, context: StreamContext, instance: OpenedStatelessImageInference[Any, F] | StatefulImageInference[Any, F]
+    ) -> None:
         self._context = context
         self._instance = instance
         self._closed = False
@@ -28,12 +35,12 @@ class BoundInference[F: FrameLike]:
         return self._context
 
     @property
-    def instance(self) -> OpenedStatelessImageInference[Any, F]:
+    def instance(self) -> OpenedStatelessImageInference[Any, F] | StatefulImageInference[Any, F]:
         """The opened module itself, for plain synchronous calls inside ``with context.use():``."""
         return self._instance
 
     @property
-    def contract(self) -> StatelessOpenContract[Any]:
+    def contract(self) -> StatelessOpenContract[Any] | TemporalOpenContract[Any]:
         """What was opened."""
         return self._instance.contract
 

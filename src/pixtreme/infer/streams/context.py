@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from pixtreme.infer.contracts import Precision, StatelessInferenceFactory
+from pixtreme.infer.contracts import Precision, StatelessInferenceFactory, TemporalInferenceFactory
 from pixtreme.infer.errors import ContextError, refuse_pickle
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.streams import capture, loops, scope
@@ -253,7 +253,7 @@ class StreamContext(Lane):
 
     def bind[ArtifactIdentity, F: FrameLike](
         self,
-        factory: StatelessInferenceFactory[ArtifactIdentity, F],
+        factory: StatelessInferenceFactory[ArtifactIdentity, F] | TemporalInferenceFactory[ArtifactIdentity, F],
         artifact: ArtifactIdentity,
         /,
         *,

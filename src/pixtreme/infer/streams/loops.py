@@ -43,12 +43,8 @@ class Waiter(Protocol):
         """Tell whether ``error``, raised by `post`, only says that the loop has ended."""
         ...
 
-    def wake(self) -> None:
-        """Have the task resumed, on its loop, if it still waits."""
-        ...
-
-    def wake_now(self) -> None:
-        """Like `wake`, as the last act of the loop's callback: the task may be resumed inside this call."""
+    def wake(self, *, last: bool) -> None:
+        """Resume the task, on its loop, if it still waits; inside this call, perhaps, if it is the callback's last."""
         ...
 
     def wait(self) -> Awaitable[None]:
@@ -80,12 +76,10 @@ class _Inbox:
     def _empty(self) -> None:
         with self._lock:
             batch, self._queue = self._queue, []
-        if len(batch) == 1:
-            batch[0].wake_now()
-            return
+        last = len(batch) == 1
         for waiter in batch:
             try:
-                waiter.wake()
+                waiter.wake(last=last)
             except Exception:
                 logger.exception("a waiter could not be woken")
 
@@ -125,16 +119,14 @@ def _asyncio_waiter() -> Callable[[asyncio.AbstractEventLoop], Waiter]:
                 self._resume_soon()
             return cancelled
 
-        def wake(self) -> None:
-            if not self.done():
-                self.set_result(None)
+        def wake(self, *, last: bool) -> None:
+            if self.done():
+                return
+            self.set_result(None)
+            if last and self._task is not None and self._context is not None:
+                self._context.run(self._task, self)
+            else:
                 self._resume_soon()
-
-        def wake_now(self) -> None:
-            if not self.done():
-                self.set_result(None)
-                if self._task is not None and self._context is not None:
-                    self._context.run(self._task, self)
 
         def wait(self) -> Awaitable[None]:
             return self
@@ -161,12 +153,10 @@ class _TrioWaiter:
     def loop_is_gone(self, error: Exception) -> bool:
         return isinstance(error, self._trio.RunFinishedError)
 
-    def wake(self) -> None:
+    def wake(self, *, last: bool) -> None:
         if self._task is not None:
             task, self._task = self._task, None
             self._trio.lowlevel.reschedule(task)
-
-    wake_now = wake
 
     async def wait(self) -> None:
         def give_up(_: object) -> Any:
