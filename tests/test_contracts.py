@@ -20,7 +20,6 @@ from pixtreme.infer.contracts import (
     StatelessOpenContract,
     UnconstrainedWithReference,
     check_frame,
-    validate_call_params,
 )
 from pixtreme.infer.errors import ContractError
 from pixtreme.infer.frames import FrameLike, HostFrame
@@ -45,53 +44,6 @@ def test_open_contract_derives_the_module_contract() -> None:
     assert opened.module_contract.temporal is False
     with pytest.raises(FrozenInstanceError):
         opened.scale = 3  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: GpuArrayParamContract("frame", (1,), "f", "u"), "name='frame'"),
-        (lambda: GpuArrayParamContract("reset", (1,), "f", "u"), "name='reset'"),
-        (lambda: GpuArrayParamContract("a b", (1,), "f", "u"), "identifier"),
-        (lambda: GpuArrayParamContract("a", (0,), "f", "u"), "shape"),
-        (lambda: GpuArrayParamContract("a", (True,), "f", "u"), "shape"),
-        (lambda: GpuArrayParamContract("a", [1], "f", "u"), "shape"),  # type: ignore[arg-type]
-        (lambda: GpuArrayParamContract("a", ("H W",), "f", "u"), "shape"),
-        (lambda: GpuArrayParamContract("a", (1,), "", "u"), "dtype"),
-        (lambda: GpuArrayParamContract("a", (1,), "f", ""), "unit"),
-        (lambda: FrameContract("RGB", RGB.colorspace, RGB.gamma, RGB.matrix, RGB.dtype), "channels"),  # type: ignore[arg-type]
-        (lambda: StatelessModuleContract(RGB, RGB, (MV, MV), 1), "duplicate"),
-        (lambda: StatelessModuleContract(RGB, RGB, [MV], 1), "params"),  # type: ignore[arg-type]
-        (lambda: StatelessModuleContract(RGB, RGB, ("mv",), 1), "params"),  # type: ignore[arg-type]
-        (lambda: StatelessModuleContract("x", RGB, (), 1), "input_frame"),  # type: ignore[arg-type]
-        (lambda: StatelessModuleContract(RGB, None, (), 1), "output_frame"),  # type: ignore[arg-type]
-        (lambda: StatelessModuleContract(RGB, RGB, (), 0), "scale"),
-        (lambda: StatelessModuleContract(RGB, RGB, (), True), "bool"),
-        (lambda: StatelessModuleContract(RGB, RGB, (), 2.0), "scale"),  # type: ignore[arg-type]
-        (lambda: StatelessFamilyContract(RGB, 3, ()), "output_frame"),  # type: ignore[arg-type]
-        (lambda: StatelessOpenContract("x", "a", "fp32", (1, 1), 1), "family_contract"),  # type: ignore[arg-type]
-        (lambda: StatelessOpenContract(FAMILY, "a", "fp64", (1, 1), 1), "precision"),  # type: ignore[arg-type]
-        (lambda: StatelessOpenContract(FAMILY, "a", "fp32", (0, 1), 1), "input_hw"),
-        (lambda: StatelessOpenContract(FAMILY, "a", "fp32", (True, 1), 1), "input_hw"),
-        (lambda: StatelessOpenContract(FAMILY, "a", "fp32", [1, 1], 1), "input_hw"),  # type: ignore[arg-type]
-        (lambda: StatelessOpenContract(FAMILY, "a", "fp32", (1, 1, 1), 1), "input_hw"),  # type: ignore[arg-type]
-        (lambda: StatelessOpenContract(FAMILY, "a", "fp32", (1, 1), -1), "scale"),
-    ],
-)
-def test_malformed_declaration(make: Any, word: str) -> None:
-    """C6: every constructor checks its fields; the message names the field and what is accepted."""
-    with pytest.raises(ContractError, match=word) as raised:
-        make()
-    assert "accepted is" in str(raised.value)
-
-
-@pytest.mark.parametrize("names", [[], ["reset", "mv"], ["mv", "extra"], ["other"]])
-def test_call_params(names: list[str]) -> None:
-    """C7: missing and undeclared keywords are rejected; a stateless contract takes no reset."""
-    contract = StatelessModuleContract(RGB, RGB, (MV,), 1)
-    validate_call_params(contract, ["mv"])
-    with pytest.raises(ContractError, match=r"missing .*undeclared .*accepted are \['mv'\]"):
-        validate_call_params(contract, names)
 
 
 def test_check_frame() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from helpers import WAIT_S, Gate, frame
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
+from onnx_files import DECLARED, write_brightener, write_model
 from sklearn.datasets import load_sample_image
+from test_bad_input import FILES
 
 from pixtreme.infer.contracts import Exact
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError
@@ -22,7 +22,6 @@ from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact, OnnxFactory
 from pixtreme.infer.streams import StreamContext
 
 HW = (48, 64)
-DECLARED = {"batch": 1, "channels": 3, "spatial_scale": 2, "dtype": "float32", "layout": "NHWC"}
 
 
 def photograph(*, at: int = 100) -> HostFrame:
@@ -31,30 +30,9 @@ def photograph(*, at: int = 100) -> HostFrame:
     return HostFrame(data=pixels, channels="RGB", colorspace="sRGB", gamma="sRGB")
 
 
-def small_model(
-    path: Path,
-    *,
-    kind: int = TensorProto.FLOAT,
-    metadata: Any = DECLARED,
-    shape: tuple[Any, ...] = (1, "H", "W", 3),
-    names: tuple[str, str] = ("input", "output"),
-    factor: int = 2,
-    out: tuple[Any, ...] = (1, "2H", "2W", 3),
-) -> OnnxArtifact:
+def small_model(path: Path, **options: Any) -> OnnxArtifact:
     """Write a nearest-neighbour upscaler as an artifact."""
-    scales = numpy_helper.from_array(np.array([1, factor, factor, 1], np.float32), "scales")
-    nodes = [helper.make_node("Resize", [names[0], "", "scales"], [names[1]], mode="nearest")]
-    ends = [
-        helper.make_tensor_value_info(name, kind, list(dims)) for name, dims in zip(names, (shape, out), strict=True)
-    ]
-    graph = helper.make_graph(nodes, "small", ends[:1], ends[1:], [scales])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    if metadata is not None:
-        text = metadata if isinstance(metadata, str) else json.dumps({"output": metadata})
-        helper.set_model_props(model, {"pixtreme.infer.contract": text})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save_model(model, path)
-    return OnnxArtifact(path)
+    return OnnxArtifact(write_model(path, **options))
 
 
 @pytest.mark.network
@@ -138,14 +116,12 @@ def test_query_reads_the_header_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert bound.scale == 2
 
 
-def test_external_weights_are_not_read(tmp_path: Path) -> None:
-    """O7: a model whose weights file is missing can still be described."""
-    small_model(tmp_path / "small.onnx")
-    model = onnx.load_model(tmp_path / "small.onnx")
-    onnx.save_model(model, tmp_path / "out.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    (tmp_path / "w.bin").unlink()
-    artifact = OnnxArtifact(tmp_path / "out.onnx")
+def test_external_weights(context: StreamContext, tmp_path: Path) -> None:
+    """O7, O11: weights beside the model are found, by query and by the session."""
+    artifact = OnnxArtifact(write_brightener(tmp_path, 3))
     assert FACTORY.query_contract(artifact, precision="fp32", input_hw=(4, 6)).scale == 2
+    upscale = context.bind(FACTORY, artifact, precision="fp32", input_hw=(4, 6))
+    assert upscale(frame(5.0)).result(WAIT_S).data.max() == 15.0
 
 
 def test_explicit_scale(context: StreamContext, tmp_path: Path) -> None:
@@ -176,86 +152,15 @@ def test_paths(context: StreamContext, tmp_path: Path, name: str) -> None:
     assert FACTORY.query_contract(as_text, precision="fp32", input_hw=(4, 6)).scale == 2
 
 
-BAD_FILES: dict[str, tuple[Any, str]] = {
-    "absent": (lambda path: OnnxArtifact(path / "absent.onnx"), "could not be read"),
-    "folder": (lambda path: OnnxArtifact(path), "could not be read"),
-    "empty": (lambda path: _written(path, b""), "without a graph"),
-    "noise": (lambda path: _written(path, b"PK\x03\x04 not a model" * 9), "could not be read"),
-    "truncated": (
-        lambda path: _written(path, Path(small_model(path / "m.onnx").path).read_bytes()[:-40]),
-        "could not be read",
-    ),
-    "input name": (lambda path: small_model(path / "m.onnx", names=("x", "output")), "input names"),
-    "output name": (lambda path: small_model(path / "m.onnx", names=("input", "y")), "output names"),
-    "rank": (lambda path: small_model(path / "m.onnx", shape=(1, "H", 3)), "rank 4"),
-    "channels": (lambda path: small_model(path / "m.onnx", shape=(1, "H", "W", 5)), "channels"),
-    "free channels": (lambda path: small_model(path / "m.onnx", shape=(1, "H", "W", "C")), "channels"),
-    "batch": (lambda path: small_model(path / "m.onnx", shape=(2, "H", "W", 3)), "batch"),
-    "fixed size": (lambda path: small_model(path / "m.onnx", shape=(1, 8, 8, 3)), "input shape"),
-    "bfloat16": (lambda path: small_model(path / "m.onnx", kind=TensorProto.BFLOAT16), "precision"),
-    "no json": (lambda path: small_model(path / "m.onnx", metadata="{"), "JSON"),
-    "nan": (lambda path: small_model(path / "m.onnx", metadata='{"output": NaN}'), "NaN"),
-    "no output": (lambda path: small_model(path / "m.onnx", metadata="{}"), "output"),
-    "no object": (lambda path: small_model(path / "m.onnx", metadata='{"output": 3}'), "JSON"),
-    "bool": (lambda path: small_model(path / "m.onnx", metadata=DECLARED | {"batch": True}), "bool"),
-    "zero": (lambda path: small_model(path / "m.onnx", metadata=DECLARED | {"spatial_scale": 0}), "spatial_scale=0"),
-    "layout": (lambda path: small_model(path / "m.onnx", metadata=DECLARED | {"layout": "NCHW"}), "NHWC"),
-    "dtype": (lambda path: small_model(path / "m.onnx", metadata=DECLARED | {"dtype": "floaty"}), "floaty"),
-    "dtype kind": (lambda path: small_model(path / "m.onnx", metadata=DECLARED | {"dtype": 3}), "string"),
-    "other dtype": (lambda path: small_model(path / "m.onnx", metadata=DECLARED | {"dtype": "uint8"}), "uint8"),
-    "missing key": (lambda path: small_model(path / "m.onnx", metadata={"batch": 1}), "missing"),
-    "extra key": (lambda path: small_model(path / "m.onnx", metadata=DECLARED | {"more": 1}), "more"),
-    "other scale": (lambda path: OnnxArtifact(small_model(path / "m.onnx").path, scale=3), "scale=3"),
-}
-
-
-def _written(path: Path, content: bytes) -> OnnxArtifact:
-    (path / "file.onnx").write_bytes(content)
-    return OnnxArtifact(path / "file.onnx")
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_bad_artifact(context: StreamContext, tmp_path: Path, name: str) -> None:
-    """O7: a bad file is an error that says what it holds and what is accepted, before a session or any work."""
-    make, word = BAD_FILES[name]
-    artifact = make(tmp_path)
-    for call in (FACTORY.query_contract, lambda *args, **options: context.bind(FACTORY, *args, **options)):
-        with pytest.raises(ContractError, match=word) as raised:
-            call(artifact, precision="fp32", input_hw=(4, 6))
-        assert "accepted is" in str(raised.value)
+@pytest.mark.parametrize("name", FILES)
+def test_bad_artifact_is_not_bound(context: StreamContext, tmp_path: Path, name: str) -> None:
+    """O7: open validates as query does, before any work; the context stays usable."""
+    write, words = FILES[name]
+    with pytest.raises(ContractError) as raised:
+        context.bind(FACTORY, OnnxArtifact(write(tmp_path)), precision="fp32", input_hw=(4, 6))
+    assert all(word in str(raised.value) for word in words)
     assert context._bound == []
     assert context.submit(lambda: 1).result(WAIT_S) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        ({"precision": "int8"}, "precision"),
-        ({"precision": "fp64"}, "precision"),
-        ({"input_hw": (0, 6)}, "input_hw"),
-        ({"input_hw": [4, 6]}, "input_hw"),
-        ({"artifact": "net.onnx"}, "OnnxArtifact"),
-    ],
-)
-def test_bad_request_of_a_contract(tmp_path: Path, arguments: dict[str, Any], word: str) -> None:
-    """O7: precision, size and artifact are checked."""
-    options: dict[str, Any] = {"artifact": small_model(tmp_path / "m.onnx"), "precision": "fp32", "input_hw": (4, 6)}
-    options |= arguments
-    with pytest.raises(ContractError, match=word):
-        FACTORY.query_contract(options.pop("artifact"), **options)
-
-
-def test_bad_constructors(tmp_path: Path) -> None:
-    """O7, O8: artifacts and factories check their fields."""
-    for make in (
-        lambda: OnnxArtifact(3),  # type: ignore[arg-type]
-        lambda: OnnxArtifact("a", scale=0),
-        lambda: OnnxArtifact("a", scale=True),
-        lambda: OnnxFactory(threads=0),
-        lambda: OnnxFactory(threads=True),
-    ):
-        with pytest.raises(ContractError):
-            make()
 
 
 def test_declared_scale_is_held_against_the_network(context: StreamContext, tmp_path: Path) -> None:

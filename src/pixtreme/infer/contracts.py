@@ -86,6 +86,12 @@ def validate_call_params(contract: ModuleContract, observed_names: Collection[st
     ContractError
         Names both lists. ``reset`` is accepted only by a temporal contract.
     """
+    if not isinstance(contract, ModuleContract):
+        raise ContractError(
+            why="a call is checked against the contract of an opened module",
+            what=f"received contract={contract!r}; accepted are StatelessModuleContract and TemporalModuleContract",
+            how="pass instance.contract.module_contract",
+        )
     declared = tuple(param.name for param in contract.params)
     accepted = {*declared, "reset"} if contract.temporal else set(declared)
     missing = [name for name in declared if name not in observed_names]

@@ -179,8 +179,8 @@ def _processors() -> int:
 
 def _check_input(value: object) -> None:
     if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-        observed = f"{value.dtype.name} array" if isinstance(value, np.ndarray) else type(value).__name__
-        accepted = "a float32 NumPy array"
+        observed = f"an array of {value.dtype!r}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        accepted = "a float32 NumPy array in native byte order"
     elif value.ndim != 4 or value.shape[0] != 1 or value.shape[3] != 3 or value.size == 0:
         observed, accepted = f"shape {value.shape!r}", "shape (1, H, W, 3) with H and W from 1"
     else:
