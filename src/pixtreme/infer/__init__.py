@@ -5,7 +5,8 @@ Importing this initialises no CUDA and imports no event loop, no inference backe
 
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
-from typing import Any as _Any
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING
 
 from pixtreme.infer import dispatch as _dispatch
 from pixtreme.infer.contracts import CheckpointContainer as CheckpointContainer
@@ -117,10 +118,15 @@ __all__ = (
 )
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _dispatch.DISTRIBUTIONS:
-        return _dispatch.resolve(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+span: _ModuleType  # architectures: distributions of their own, imported when asked for
+cda_vsr: _ModuleType
+
+if not TYPE_CHECKING:  # a type checker knows every name there is, and should say so of the others
+
+    def __getattr__(name: str) -> _ModuleType:
+        if name in _dispatch.DISTRIBUTIONS:
+            return _dispatch.resolve(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
