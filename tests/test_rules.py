@@ -17,17 +17,27 @@ import numpy as np
 import pytest
 
 import pixtreme.infer
-from pixtreme.infer import cuda_graph, errors, frames, onnx_module, streams
+from pixtreme.infer import (
+    contracts,
+    cuda_graph,
+    dispatch,
+    errors,
+    frames,
+    onnx,
+    onnx_module,
+    recipe_identity,
+    streams,
+)
 
 ROOT = Path(__file__).parent.parent
 
 # The rules this version is held to: 10-contracts to 60-onnx, as far as they are built.
 RULES = """
-C1 C2 C3 C4 C5 C6 C7
+C1 C2 C3 C4 C5 C6 C7 C8 C9 C10 C11 C12 C13 C14
 S1 S3 S4 S5 S6 S7 S8 S9 S10 S11 S13 S14 S15 S16 S18 S19 S20 S21 S22 S23 S24b S24c S25 S27 S28 S29 S30 S32 S33 S34 S35
 S36 S37 S38
 G1 G2 G3 G4 G5 G6 G7 G8 G9 G10 G11 G12 G14 G15 G16 G17 G19 G20 G21
-O7 O8 O10
+O1 O2 O3 O4 O5 O6 O7 O8 O10 O11 O12
 """.split()
 # What enqueues on a stream must say all three; what only looks or waits says whether it blocks.
 ENQUEUES = [
@@ -62,6 +72,7 @@ LOOKS_OR_WAITS = [
     cuda_graph.CudaGraphSession.close,
     cuda_graph.CudaGraphBuffers,
     cuda_graph.CudaGraphBuffers.close,
+    onnx.run_onnx,
     onnx_module.OnnxFactory.open,
     onnx_module.OnnxInference.close,
 ]
@@ -93,7 +104,22 @@ def test_what_looks_or_waits_says_whether_it_blocks(call: Any) -> None:
     assert "Host synchronization" in (inspect.getdoc(call) or "")
 
 
-@pytest.mark.parametrize("module", [pixtreme.infer, streams, cuda_graph, errors, frames, onnx_module])
+@pytest.mark.parametrize(
+    "module",
+    [
+        pixtreme.infer,
+        contracts,
+        cuda_graph,
+        dispatch,
+        errors,
+        frames,
+        onnx,
+        onnx_module,
+        recipe_identity,
+        streams,
+    ],
+    ids=lambda module: module.__name__,
+)
 def test_public_names_exist_and_are_documented(module: Any) -> None:
     """``__all__`` is true, and classes and functions in it, and their public methods, have docstrings."""
     for name in module.__all__:
@@ -181,7 +207,9 @@ def test_benchmarks_run_at_a_tiny_size(tmp_path: Path) -> None:
         check=True,
     )
     figures = json.loads((tmp_path / "figures.json").read_text("utf-8"))
-    assert {"raw thread to loop", "await handle", "anyio.to_thread"} <= figures["hand-off on asyncio, us"].keys()
+    assert {"raw thread to loop", "await handle", "anyio.to_thread"} <= figures[
+        "hand-off on asyncio after computing work, us"
+    ].keys()
     assert all(value > 0 for table in figures.values() for value in table.values())
     assert "await handle" in done.stdout
 
