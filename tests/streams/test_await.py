@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import logging
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 import trio
@@ -24,6 +26,48 @@ pytestmark = pytest.mark.anyio
 
 Run = Callable[[Callable[[], Awaitable[Any]]], Any]
 RUNS: list[Run] = [lambda main: asyncio.run(main()), trio.run]  # type: ignore[arg-type]
+
+
+async def test_a_waiter_nobody_awaits() -> None:
+    """S23: a wake-up that comes before the task has parked, or twice, or after a cancelled wait, does nothing."""
+    waiter = loops.make_waiter()
+    for last in (True, False):
+        waiter.wake(last=last)
+    with anyio.fail_after(WAIT_S):
+        await waiter.wait()
+    for last in (True, False):
+        waiter.wake(last=last)
+    cancelled = loops.make_waiter()
+    with anyio.move_on_after(0) as scope:
+        await cancelled.wait()
+    assert scope.cancelled_caught
+    cancelled.wake(last=True)
+    await anyio.lowlevel.checkpoint()
+
+
+async def test_a_task_resumes_in_its_own_context(context: StreamContext) -> None:
+    """S14: context variables and the current task are the awaiting task's own, alone or one of several resumed."""
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=-1)
+    seen: list[tuple[int, bool]] = []
+
+    async def wait(number: int, handle: EventHandle[None]) -> None:
+        variable.set(number)
+        task = anyio.get_current_task()
+        await handle
+        seen.append((variable.get(), anyio.get_current_task() == task))
+        await anyio.lowlevel.checkpoint()
+
+    for count in (1, 3):
+        held = Gate()
+        held.hold(context)
+        handle = context.submit(lambda: None)
+        async with anyio.create_task_group() as group:
+            for number in range(count):
+                group.start_soon(wait, number, handle)
+            await anyio.wait_all_tasks_blocked()
+            held.open()
+    assert sorted(seen) == [(0, True), (0, True), (1, True), (2, True)]
+    assert variable.get() == -1
 
 
 class StubWaiter:

@@ -142,7 +142,8 @@ class _TrioWaiter:
     def __init__(self, trio: Any) -> None:
         token = trio.lowlevel.current_trio_token()
         self._trio = trio
-        self._task: trio_module.lowlevel.Task | None = None  # once it is parked
+        self._task: trio_module.lowlevel.Task | None = None  # while it is parked
+        self._woken = False
         self._inbox = _inbox_of(token)
         self.post = token.run_sync_soon
 
@@ -154,6 +155,7 @@ class _TrioWaiter:
         return isinstance(error, self._trio.RunFinishedError)
 
     def wake(self, *, last: bool) -> None:
+        self._woken = True
         if self._task is not None:
             task, self._task = self._task, None
             self._trio.lowlevel.reschedule(task)
@@ -163,6 +165,9 @@ class _TrioWaiter:
             self._task = None
             return self._trio.lowlevel.Abort.SUCCEEDED
 
+        if self._woken:
+            await checkpoint()
+            return
         self._task = self._trio.lowlevel.current_task()
         await self._trio.lowlevel.wait_task_rescheduled(give_up)
 
