@@ -30,7 +30,7 @@ from pixtreme.infer.contracts import (
 from pixtreme.infer.errors import ContractError
 
 ABSENT = [entry.distribution for entry in dispatch.architectures() if entry.version is None]
-INSTALL = f"uv pip install --no-deps {' '.join(dispatch.DISTRIBUTIONS.values())}"
+INSTALL = f"uv pip install --python .venv --no-deps {' '.join(dispatch.DISTRIBUTIONS.values())}"
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=f"{ABSENT} not installed: {INSTALL}")
 
 
