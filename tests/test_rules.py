@@ -34,9 +34,9 @@ ROOT = Path(__file__).parent.parent
 # The rules this version is held to: 10-contracts to 60-onnx, as far as they are built.
 RULES = """
 C1 C2 C3 C4 C5 C6 C7 C8 C9 C10 C11 C12 C13 C14
-S1 S3 S4 S5 S6 S7 S8 S9 S10 S11 S13 S14 S15 S16 S18 S19 S20 S21 S22 S23 S24b S24c S25 S27 S28 S29 S30 S32 S33 S34 S35
-S36 S37 S38
-G1 G2 G3 G4 G5 G6 G7 G8 G9 G10 G11 G12 G14 G15 G16 G17 G19 G20 G21
+S1 S2 S3 S4 S5 S6 S7 S8 S9 S10 S11 S12 S13 S14 S15 S16 S18 S19 S20 S21 S22 S23 S24 S24a S24b S24c S25 S26 S27 S28
+S29 S30 S32 S33 S34 S35 S36 S37 S38
+G1 G2 G3 G4 G5 G6 G7 G8 G9 G10 G11 G12 G13 G14 G15 G16 G17 G18 G19 G20 G21
 O1 O2 O3 O4 O5 O6 O7 O8 O10 O11 O12
 """.split()
 # What enqueues on a stream must say all three; what only looks or waits says whether it blocks.
@@ -212,6 +212,20 @@ def test_benchmarks_run_at_a_tiny_size(tmp_path: Path) -> None:
     ].keys()
     assert all(value > 0 for table in figures.values() for value in table.values())
     assert "await handle" in done.stdout
+
+
+def test_only_the_cuda_adapter_knows_cupy() -> None:
+    """S26: CuPy is imported by the files of the CUDA runtime and by no other, and only when a device is named."""
+    imports = re.compile(r"^\s*(import|from) cupy", re.MULTILINE)
+    found = {path.name for path in (ROOT / "src").rglob("*.py") if imports.search(path.read_text("utf-8"))}
+    assert found == {"cuda.py", "cuda_arrays.py"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, pixtreme.infer; print('pixtreme.infer.streams.cuda' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
 
 
 def test_files_stay_small() -> None:

@@ -8,7 +8,7 @@ and reset, and sets the output's metadata. Both classes work on every runtime; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from enum import Enum
 from functools import partial
 from typing import NoReturn
@@ -105,11 +105,13 @@ class CudaGraphSession:
         self._resources = tuple(resources)
         self._graphs: dict[str, NativeGraph] = {}
         self._status = SessionStatus.PREPARING
+        self._memory: Callable[[], AbstractContextManager[object]] = nullcontext
         with ExitStack() as stack:
             if context is not None:
                 stack.enter_context(context.use())
             self._runtime, self._stream, self._context = _binding(context)
             self._key = self._runtime.key(self._stream)
+            self._memory = self._runtime.private_memory()  # temporaries live as long as the graphs (G18)
             self._check_no_capture("opening it")
             try:
                 self._prepare(after_prepare, verify=verify)
@@ -234,9 +236,10 @@ class CudaGraphSession:
     def _prepare(self, after_prepare: Callable[[], object] | None, *, verify: bool) -> None:
         for name, operation in self._operations.items():
             try:
-                operation()
-                self._wait_for_stream()
-                self._graphs[name] = self._capture(name, operation)
+                with self._memory():
+                    operation()
+                    self._wait_for_stream()
+                    self._graphs[name] = self._capture(name, operation)
             except BaseException as error:
                 error.add_note(f"while preparing operation {name!r} of a CudaGraphSession")
                 raise
@@ -314,8 +317,8 @@ class CudaGraphSession:
 
     def _release(self) -> None:
         """Let go of everything once what is enqueued now is complete."""
-        kept = (self._graphs, self._operations, self._resources)
-        self._graphs, self._operations, self._resources = {}, {}, ()
+        kept = (self._graphs, self._operations, self._resources, self._memory)
+        self._graphs, self._operations, self._resources, self._memory = {}, {}, (), nullcontext
         capture.release(self._key.device, partial(keep_until_done, self._runtime, self._stream, kept))
 
 

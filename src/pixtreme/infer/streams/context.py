@@ -17,7 +17,7 @@ from pixtreme.infer.streams import capture, loops, scope
 from pixtreme.infer.streams.arguments import check_options
 from pixtreme.infer.streams.binding import BoundInference
 from pixtreme.infer.streams.completion import Flight
-from pixtreme.infer.streams.devices import runtime_for
+from pixtreme.infer.streams.devices import native_stream, runtime_for
 from pixtreme.infer.streams.handle import EventHandle
 from pixtreme.infer.streams.lane import TRANSITIONS, After, ContextStatus, Lane
 from pixtreme.infer.streams.runtime import NativeStream, Runtime
@@ -106,20 +106,17 @@ class StreamContext(Lane):
         Raises
         ------
         ContextError
-            ``stream`` is not a native stream of a runtime of this version.
+            ``stream`` is no stream, or a default stream.
+
+        ``stream`` is a host stream, a CuPy stream, or any object with ``__cuda_stream__`` (cuda.core, numba-cuda,
+        PyTorch), which is kept alive.
 
         Host synchronization
             None.
         """
         check_options(name=name, priority=0, timing=timing, max_in_flight=max_in_flight)
-        runtime = runtime_for("cpu")
-        if not runtime.is_stream(stream):
-            raise ContextError(
-                why="only a native stream can be adopted",
-                what=f"received {stream!r}; accepted is a host stream such as the .stream of a CPU context",
-                how="pass a native stream, or open a context of its own with StreamContext.open()",
-            )
-        return cls(runtime, stream, owned=False, name=name, timing=timing, max_in_flight=max_in_flight)
+        runtime, native = native_stream(stream)
+        return cls(runtime, native, owned=False, name=name, timing=timing, max_in_flight=max_in_flight)
 
     @staticmethod
     def current() -> StreamContext:
@@ -400,6 +397,7 @@ class StreamContext(Lane):
                 self._status = TRANSITIONS[self._status, "drained"]
                 self._finalizer.detach()
                 self._forget()
+                self._runtime.detach(self._stream)
                 if self._owned:
                     self._runtime.destroy_stream(self._stream)
                 fault = self._board.fault
@@ -413,6 +411,7 @@ class StreamContext(Lane):
 
 def _dropped(runtime: Runtime, stream: NativeStream, place: str, owned: bool) -> None:
     """A context was garbage-collected open: release its stream when no capture is under way (S34)."""
+    runtime.detach(stream)
     if owned:
         capture.release(runtime.device, partial(runtime.destroy_stream, stream))
     warnings.warn(f"{place} was dropped without close()", ResourceWarning, stacklevel=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pixtreme.infer.errors import ContextError
 from pixtreme.infer.streams import scope
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pixtreme.infer.streams.context import StreamContext
 
 __all__ = ("available_devices",)
+
+
+_DEFAULT_STREAMS = (0, 1, 2)  # null, legacy, per-thread
 
 
 def available_devices() -> tuple[str, ...]:
@@ -26,7 +29,7 @@ def available_devices() -> tuple[str, ...]:
     Host synchronization
         None; nothing is initialised on a device.
     """
-    return ("cpu",)
+    return (*(f"cuda:{ordinal}" for ordinal in range(_cuda().device_count())), "cpu")
 
 
 def runtime_for(device: str | int) -> Runtime:
@@ -37,40 +40,84 @@ def runtime_for(device: str | int) -> Runtime:
     ContextError
         The device does not exist or cannot be used; names those that can.
     """
-    available = available_devices()
     name = _canonical_name(device)
+    available = ("cpu",) if name == "cpu" else available_devices()
     if name == "auto":
         name = available[0]
     if name == "cpu":
         return HOST
-    raise ContextError(
-        why="the device cannot be used" if name is not None else "the device name is not known",
-        what=f"received device={device!r}; available here are {available!r} "
-        "(accepted forms: 'auto', 'cpu', 'cuda', 'cuda:N', N)",
-        how="open an available device, or 'auto' for the best of them"
-        + ("; this version has no CUDA runtime yet" if name is not None else ""),
-    )
+    if name not in available:
+        raise ContextError(
+            why="the device cannot be used" if name is not None else "the device name is not known",
+            what=f"received device={device!r}; available here are {available!r} "
+            "(accepted forms: 'auto', 'cpu', 'cuda', 'cuda:N', N)",
+            how="open an available device, or 'auto' for the best of them",
+        )
+    return _runtime(name)
+
+
+def native_stream(stream: object) -> tuple[Runtime, NativeStream]:
+    """Return the runtime of a stream that somebody else owns, and the stream as that runtime knows it.
+
+    Raises
+    ------
+    ContextError
+        It is no stream, or a default stream.
+    """
+    if HOST.is_stream(stream):
+        return HOST, stream
+    if not hasattr(stream, "__cuda_stream__"):
+        raise ContextError(
+            why="only a native stream can be adopted",
+            what=f"received {stream!r}; accepted are host streams, CuPy streams and objects with __cuda_stream__",
+            how="pass a native stream, or open a context of its own with StreamContext.open()",
+        )
+    runtime, native = _cuda().native_stream(stream)
+    if native.ptr in _DEFAULT_STREAMS:
+        raise ContextError(
+            why="a default stream orders itself with other streams and cannot be captured",
+            what=f"received {stream!r}, default stream {native.ptr}; any other will do",
+            how="pass a stream of its own, such as cupy.cuda.Stream(non_blocking=True)",
+        )
+    return runtime, native
 
 
 def current_stream(why: str) -> tuple[Runtime, NativeStream, StreamContext | None]:
     """Return this thread's current runtime and stream, and the context of the ``use()`` scope that made it current.
+
+    Inside a scope the runtime is that of the innermost one; outside any it is CUDA's where a CuPy stream is current.
 
     Raises
     ------
     ContextError
         No explicit stream is current; ``why`` says what needs one.
     """
-    stream = HOST.current()
+    context = scope.current_context()
+    runtime: Runtime | None = context._runtime if context is not None else _cuda().current_runtime()
+    if runtime is None:
+        runtime = HOST
+    stream = runtime.current()
     if stream is None:
         raise ContextError(
             why=why,
             what="no explicit stream is current on this thread",
             how="call it inside `with context.use():`",
         )
-    context = scope.current_context()
-    if context is None or context._key != HOST.key(stream):
-        return HOST, stream, None
-    return HOST, stream, cast("StreamContext", context)
+    if context is None or context._key != runtime.key(stream):
+        return runtime, stream, None
+    return runtime, stream, cast("StreamContext", context)
+
+
+def _runtime(name: str) -> Runtime:
+    runtime: Runtime = _cuda().runtime_of(int(name.removeprefix("cuda:")))
+    return runtime
+
+
+def _cuda() -> Any:
+    """The CUDA adapter, imported when a device is asked for."""
+    from pixtreme.infer.streams import cuda
+
+    return cuda
 
 
 def _canonical_name(device: str | int) -> str | None:

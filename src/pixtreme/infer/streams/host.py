@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -260,6 +261,12 @@ class HostRuntime:
             stream.destroyed = True
             stream.worker.finish()
 
+    def attach(self, stream: HostStream) -> None:
+        """Nothing to do: a stream's worker is its own."""
+
+    def detach(self, stream: HostStream) -> None:
+        """Nothing to do."""
+
     def key(self, stream: HostStream) -> StreamKey:
         return StreamKey("cpu", stream.ptr, 0)  # pointers of host streams are never reused
 
@@ -361,6 +368,9 @@ class HostRuntime:
         if stream.capture is not None:
             stream.capture.violate("launch of a graph into a capture", status=900)
         stream.enqueue(graph.run)
+
+    def private_memory(self) -> Callable[[], AbstractContextManager[object]]:
+        return nullcontext  # a NumPy array's memory is its own
 
     def import_array(self, source: object, *, name: str) -> HostArray:
         return host_arrays.import_array(source, name=name)

@@ -62,6 +62,7 @@ class Lane:
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._handed: list[object] = []  # values handed over to this stream since its last record (S16)
+        runtime.attach(stream)
         _lanes.setdefault(self._key, self)  # an alias does not displace the context it stands beside
 
     @property
@@ -93,6 +94,16 @@ class Lane:
     def faulted(self) -> bool:
         """True once work is known to have failed: no more work is taken."""
         return self._board.fault is not None
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return ``(0, pointer)``: what makes a CUDA context a stream for CuPy, cuda.core, numba-cuda and PyTorch."""
+        if self.device == "cpu":
+            raise ContextError(
+                why="a host stream is no CUDA stream",
+                what=f"{self!r} was passed where a CUDA stream is expected",
+                how="open the context on a CUDA device",
+            )
+        return 0, self._key.pointer
 
     @overload
     def record(self, *, keep_alive: Iterable[object] = ()) -> EventHandle[None]: ...

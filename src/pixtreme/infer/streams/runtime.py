@@ -12,6 +12,7 @@ A failed verb raises the backend's own exception, which carries CUDA's numeric c
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -52,6 +53,14 @@ class Runtime(Protocol):
 
     def destroy_stream(self, stream: NativeStream) -> None:
         """Release a stream; work already enqueued on it still runs to its end."""
+        ...
+
+    def attach(self, stream: NativeStream) -> None:
+        """Say that a context begins to use a stream, its own or somebody else's."""
+        ...
+
+    def detach(self, stream: NativeStream) -> None:
+        """Say that it has ended; what the runtime keeps for the stream's contexts goes with the last one."""
         ...
 
     def key(self, stream: NativeStream) -> StreamKey:
@@ -143,6 +152,10 @@ class Runtime(Protocol):
         """Enqueue the whole graph on the stream."""
         ...
 
+    def private_memory(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return how to make this thread allocate from a pool of its own, which lives as long as the answer (G18)."""
+        ...
+
     # -- arrays -------------------------------------------------------------------------------------------------
 
     def import_array(self, source: object, *, name: str) -> NativeArray:
@@ -154,7 +167,7 @@ class Runtime(Protocol):
         ...
 
     def copy(self, target: NativeArray, source: NativeArray, stream: NativeStream) -> None:
-        """Enqueue ``target[...] = source`` for arrays of one shape and dtype; keeps both alive until it ran."""
+        """Enqueue ``target[...] = source`` for arrays of one shape and dtype, which the caller keeps alive (C8)."""
         ...
 
     def overlaps(self, first: NativeArray, second: NativeArray) -> bool:
