@@ -432,3 +432,30 @@ def test_numpy_is_not_needed_on_the_device(context: StreamContext) -> None:
     """S5: the result is an array of the device; NumPy sees it only when asked."""
     assert isinstance(context.submit(double, cupy.ones(2)).result(WAIT_S), cupy.ndarray)
     assert np.array_equal(context.submit(double, cupy.ones(2)).result(WAIT_S).get(), [2, 2])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # CuPy's destructors on a broken device
+def test_conformance(emulator: Any) -> None:
+    """S31, S28, S29, S30: the same suite as on the host runtime, with the same report."""
+    from test_testing import break_host_stream
+
+    from pixtreme.infer.streams.cuda import runtime_of
+    from pixtreme.infer.streams.host import HostRuntime
+    from pixtreme.infer.testing import check_runtime
+
+    report = check_runtime(lambda: runtime_of(0), fault=emulator.fault)
+    emulator.reset()
+    assert report.passed, str(report)
+    assert report.checks == check_runtime(HostRuntime, fault=break_host_stream).checks
+
+
+def test_latch(context: StreamContext, other: StreamContext) -> None:
+    """S31: a latch holds a stream of any card, by a kernel that waits for a flag."""
+    from pixtreme.infer.testing import Latch
+
+    with Latch(context) as latch:
+        handle = context.submit(double, cupy.ones(2))
+        assert other.submit(lambda: 1).result(WAIT_S) == 1
+        assert not handle.done()
+        latch.release()
+        assert handle.result(WAIT_S).get().tolist() == [2, 2]

@@ -23,6 +23,7 @@ from pixtreme.core import Frame
 
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.streams import cuda_arrays, cuda_driver
+from pixtreme.infer.streams.completion import keep_until_done
 from pixtreme.infer.streams.reports import Notify, Outcome, Reports, Verbs
 from pixtreme.infer.streams.runtime import NativeArray, NativeEvent, NativeGraph, NativeStream, StreamKey
 
@@ -166,6 +167,19 @@ class CudaRuntime:
     def reports_here(self, stream: NativeStream) -> bool:
         return self._reports_of(stream).reports_here()
 
+    def hold(self, stream: NativeStream) -> Callable[[], object]:
+        flag = cupy.cuda.alloc_pinned_memory(4)
+        value = np.frombuffer(flag, np.int32, 1)
+        put_back = self.activate(stream)
+        try:
+            kernel = _hold_kernel(self.ordinal)
+            value[0] = 0
+            kernel((1,), (1,), (np.uint64(flag.ptr),))
+        finally:
+            put_back()
+        keep_until_done(self, stream, flag)
+        return partial(value.__setitem__, 0, 1)
+
     # -- capture
 
     def begin_capture(self, stream: NativeStream) -> None:
@@ -221,7 +235,9 @@ class CudaRuntime:
 
     def from_host(self, target: NativeArray, values: Any) -> None:
         with self._device():
-            target.set(np.ascontiguousarray(values))
+            stream = cupy.cuda.get_current_stream()
+            target.set(np.ascontiguousarray(values), stream)
+            stream.synchronize()  # a copy from pageable memory returns once the values are staged
 
     def make_frame(
         self, data: NativeArray, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None
@@ -253,6 +269,19 @@ class CudaRuntime:
         with self._lock:
             generation = self._generations.pop(pointer, 0)
             self._reports.pop(StreamKey(self.device, pointer, generation), None)
+
+
+@cache
+def _hold_kernel(ordinal: int) -> Any:
+    """Return a kernel that spins until a flag in pinned memory is set; compiled and loaded by running it once."""
+    kernel = cupy.RawKernel(
+        'extern "C" __global__ void hold(unsigned long long flag) { while (*(volatile int*)flag == 0) {} }', "hold"
+    )
+    flag = cupy.cuda.alloc_pinned_memory(4)
+    np.frombuffer(flag, np.int32, 1)[0] = 1
+    kernel((1,), (1,), (np.uint64(flag.ptr),))
+    cupy.cuda.get_current_stream().synchronize()
+    return kernel
 
 
 def _wait(event: NativeEvent) -> Outcome:

@@ -347,6 +347,11 @@ class HostRuntime:
     def reports_here(self, stream: HostStream) -> bool:
         return getattr(_here, "worker", None) is stream.worker
 
+    def hold(self, stream: HostStream) -> Callable[[], object]:
+        gate = threading.Event()
+        stream.enqueue(gate.wait)
+        return gate.set
+
     def begin_capture(self, stream: HostStream) -> None:
         stream.check_usable()
         if stream.capture is not None:

@@ -130,6 +130,10 @@ class Runtime(Protocol):
         """Tell whether this thread is the one that reports for ``stream``: it must never wait for that stream."""
         ...
 
+    def hold(self, stream: NativeStream) -> Callable[[], object]:
+        """Hold the stream until the returned callable is called, which may be called again; for tests (S31)."""
+        ...
+
     # -- capture ------------------------------------------------------------------------------------------------
 
     def begin_capture(self, stream: NativeStream) -> None:
