@@ -27,6 +27,7 @@ from pixtreme.infer import (
     onnx_module,
     recipe_identity,
     streams,
+    testing,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -34,8 +35,8 @@ ROOT = Path(__file__).parent.parent
 # The rules this version is held to: 10-contracts to 60-onnx, as far as they are built.
 RULES = """
 C1 C2 C3 C4 C5 C6 C7 C8 C9 C10 C11 C12 C13 C14
-S1 S2 S3 S4 S5 S6 S7 S8 S9 S10 S11 S12 S13 S14 S15 S16 S18 S19 S20 S21 S22 S23 S24 S24a S24b S24c S25 S26 S27 S28
-S29 S30 S32 S33 S34 S35 S36 S37 S38
+S1 S2 S3 S4 S5 S6 S7 S8 S9 S10 S11 S12 S13 S14 S15 S16 S17 S18 S19 S20 S21 S22 S23 S24 S24a S24b S24c S25 S26 S27 S28
+S29 S30 S31 S32 S33 S34 S35 S36 S37 S38
 G1 G2 G3 G4 G5 G6 G7 G8 G9 G10 G11 G12 G13 G14 G15 G16 G17 G18 G19 G20 G21
 O1 O2 O3 O4 O5 O6 O7 O8 O10 O11 O12
 """.split()
@@ -47,6 +48,7 @@ ENQUEUES = [
     streams.StreamContext.record,
     streams.StreamContext.bind,
     streams.EventHandle.on,
+    streams.EventHandle.__dlpack__,
     streams.BoundInference.__call__,
     cuda_graph.CudaGraphSession,
     cuda_graph.CudaGraphSession.replay,
@@ -56,6 +58,8 @@ ENQUEUES = [
     onnx_module.OnnxInference.__call__,
 ]
 LOOKS_OR_WAITS = [
+    testing.check_runtime,
+    testing.Latch,
     streams.available_devices,
     streams.StreamContext.open,
     streams.StreamContext.adopt,
@@ -117,6 +121,7 @@ def test_what_looks_or_waits_says_whether_it_blocks(call: Any) -> None:
         onnx_module,
         recipe_identity,
         streams,
+        testing,
     ],
     ids=lambda module: module.__name__,
 )
@@ -218,7 +223,7 @@ def test_only_the_cuda_adapter_knows_cupy() -> None:
     """S26: CuPy is imported by the files of the CUDA runtime and by no other, and only when a device is named."""
     imports = re.compile(r"^\s*(import|from) cupy", re.MULTILINE)
     found = {path.name for path in (ROOT / "src").rglob("*.py") if imports.search(path.read_text("utf-8"))}
-    assert found == {"cuda.py", "cuda_arrays.py"}
+    assert found == {"cuda.py", "cuda_arrays.py", "cuda_memory.py"}
     done = subprocess.run(
         [sys.executable, "-c", "import sys, pixtreme.infer; print('pixtreme.infer.streams.cuda' in sys.modules)"],
         capture_output=True,

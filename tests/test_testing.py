@@ -93,7 +93,7 @@ def test_a_broken_runtime_is_noticed(
     kind: type[HostRuntime], statements: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S31: a runtime that breaks one statement fails that check, and says where."""
-    monkeypatch.setattr("pixtreme.infer.testing._REPORT_WAIT_S", 1.0)
+    monkeypatch.setattr("pixtreme.infer.conformance.REPORT_WAIT_S", 1.0)
     report = check_runtime(kind, fault=break_host_stream)
     assert not report.passed
     failed = {check.statement for check in report.checks if check.outcome == "failed"}

@@ -161,6 +161,46 @@ def test_temporaries_are_the_sessions_own(context: StreamContext, warm: bool) ->
     module.close()
 
 
+def test_memory_of_other_pools_is_noticed(context: StreamContext) -> None:
+    """G18: an operation that allocates around the session's pool is named; the stream stays usable."""
+    pool = cupy.cuda.MemoryPool()
+
+    def operation() -> None:
+        with cupy.cuda.using_allocator(pool.malloc):
+            cupy.copyto(target, source * 2)
+
+    source, target = cupy.ones(4), cupy.zeros(4)
+    with context.use(), pytest.raises(CaptureError, match="operation 'bad' made 2 allocations from another pool"):
+        CudaGraphSession({"good": lambda: cupy.copyto(target, source * 2), "bad": operation})
+    assert context.submit(lambda: source + 1).result(WAIT_S).get()[0] == 2
+
+
+def test_a_blocking_stream_is_not_captured() -> None:
+    """S35: an adopted blocking stream is refused with the reason; a plain one is the published modules' affair."""
+    stream = cupy.cuda.Stream()
+    source, target = cupy.ones(4), cupy.zeros(4)
+    stream.synchronize()
+    with StreamContext.adopt(stream) as adopted:
+        with pytest.raises(ContextError, match="adopted a blocking stream"):
+            CudaGraphSession({"run": lambda: cupy.copyto(target, source)}, context=adopted)
+        assert adopted.submit(lambda: source + 1).result(WAIT_S).get()[0] == 2
+    with stream:
+        session = CudaGraphSession({"run": lambda: cupy.copyto(target, source)})
+        session.replay("run")
+        session.close()
+    stream.synchronize()
+    assert target.get()[0] == 1
+
+
+def test_after_a_failed_capture(context: StreamContext) -> None:
+    """S35: the backend's pending error is consumed: the next unrelated call is not blamed."""
+    with pytest.raises(Exception, match="capturing"), context.use():
+        CudaGraphSession({"run": context.stream.synchronize})
+    assert cupy.cuda.runtime.streamQuery(context.stream.ptr) == 0
+    cupy.cuda.Stream(non_blocking=True).synchronize()
+    assert cupy.ones(3).sum().get() == 3
+
+
 def test_a_release_during_a_capture_waits(context: StreamContext) -> None:
     """G19, S34: closing and dropping one session while another captures leaves the capture alone."""
     with context.use():

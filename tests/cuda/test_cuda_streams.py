@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from helpers import WAIT_S, LogRecords
 
-from pixtreme.infer.errors import ClosedError, ContextError, HandleTimeout, StreamFault
+from pixtreme.infer.errors import ClosedError, ContextError, ContractError, HandleTimeout, StreamFault
 from pixtreme.infer.streams import StreamContext, as_completed, available_devices, wait_all
 
 pytestmark = pytest.mark.cuda
@@ -318,6 +318,39 @@ def test_runtimes_do_not_mix(context: StreamContext) -> None:
         for giver, taker in ((context, host), (host, context)):
             with pytest.raises(ContextError, match="await"):
                 taker.submit(lambda value: value, giver.submit(lambda: 1))
+
+
+def test_dlpack(context: StreamContext, other: StreamContext, emulator: Any) -> None:
+    """S17, S16: a consumer's stream waits for the work, whichever way it names the stream; the value is kept."""
+    array = cupy.arange(4, dtype="f4")
+    plain = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    emulator.hold(context.stream)
+    handle = context.submit(double, array)
+    assert handle.__dlpack_device__() == (2, 0)
+    results = []
+    for stream in (plain, other.stream):
+        with stream:
+            view = cupy.from_dlpack(handle)
+            results.append(view + 1)
+    handle.__dlpack__(stream=-1)
+    handle.__dlpack__(stream=plain.ptr, max_version=(1, 0))
+    for bad in (0, -2, True, "1"):
+        with pytest.raises(ContractError, match="accepted are None, -1, 1, 2"):
+            handle.__dlpack__(stream=bad)  # type: ignore[arg-type]
+    done = cupy.cuda.Event()
+    done.record(plain)
+    assert cupy.cuda.runtime.eventQuery(done.ptr) == 600
+    del handle
+    gc.collect()
+    emulator.release()
+    plain.synchronize()
+    other.synchronize()
+    assert [result.get().tolist() for result in results] == [[1, 3, 5, 7]] * 2
+    legacy = context.submit(double, array)
+    assert cupy.from_dlpack(legacy).get().tolist() == [0, 2, 4, 6]
+    with pytest.raises(ContractError, match="array or frame"):
+        context.submit(lambda: 1).__dlpack__()
 
 
 PROGRAM = """

@@ -9,10 +9,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers import WAIT_S, Boom, Gate, LogRecords, doubled, fail
+from helpers import WAIT_S, Boom, Gate, LogRecords, doubled, fail, frame
 
 from pixtreme.infer.errors import BusyError, ContextError, ContractError, HandleTimeout, StreamFault
 from pixtreme.infer.streams import EventHandle, StreamContext
@@ -428,3 +429,24 @@ def test_demand_comes_before_each_wait(gate: Gate) -> None:
         timer.join()
         context._drain("a test").block()
     context.close()
+
+
+def test_dlpack(context: StreamContext, gate: Gate) -> None:
+    """S17: a handle to an array or frame is a DLPack producer; on the CPU the export waits for the work."""
+    pixels = np.zeros(3, np.float32)
+    gate.hold(context)
+
+    def enqueue() -> Any:
+        context.stream.enqueue(np.copyto, pixels, np.float32(2))
+        return pixels
+
+    handle = context.submit(enqueue)
+    threading.Timer(0.02, gate.open).start()
+    assert handle.__dlpack_device__() == (1, 0)
+    assert np.from_dlpack(handle).tolist() == [2, 2, 2]
+    assert np.shares_memory(np.from_dlpack(handle), pixels)
+    assert np.from_dlpack(context.submit(lambda: frame(4.0))).max() == 4.0
+    with pytest.raises(ContractError, match="stream=1"):
+        handle.__dlpack__(stream=1)
+    with pytest.raises(ContractError, match="array or frame"):
+        context.submit(lambda: 1).__dlpack__()

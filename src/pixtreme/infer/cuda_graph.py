@@ -8,7 +8,7 @@ and reset, and sets the output's metadata. Both classes work on every runtime; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from enum import Enum
 from functools import partial
 from typing import NoReturn
@@ -19,7 +19,7 @@ from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, Contr
 from pixtreme.infer.streams import EventHandle, StreamContext, capture
 from pixtreme.infer.streams.completion import keep_until_done
 from pixtreme.infer.streams.devices import current_stream
-from pixtreme.infer.streams.runtime import NativeGraph, NativeStream, Runtime
+from pixtreme.infer.streams.runtime import NativeGraph, NativeStream, PrivateMemory, Runtime
 
 __all__ = ("CudaGraphBuffers", "CudaGraphSession")
 
@@ -105,13 +105,12 @@ class CudaGraphSession:
         self._resources = tuple(resources)
         self._graphs: dict[str, NativeGraph] = {}
         self._status = SessionStatus.PREPARING
-        self._memory: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._memory: PrivateMemory | None = None
         with ExitStack() as stack:
             if context is not None:
                 stack.enter_context(context.use())
             self._runtime, self._stream, self._context = _binding(context)
             self._key = self._runtime.key(self._stream)
-            self._memory = self._runtime.private_memory()  # temporaries live as long as the graphs (G18)
             self._check_no_capture("opening it")
             try:
                 self._prepare(after_prepare, verify=verify)
@@ -234,12 +233,14 @@ class CudaGraphSession:
         return f"stream {self._key.pointer:#x} of {self._key.device}" if self._context is None else self._context._place
 
     def _prepare(self, after_prepare: Callable[[], object] | None, *, verify: bool) -> None:
+        memory = self._memory = self._runtime.private_memory()
         for name, operation in self._operations.items():
             try:
-                with self._memory():
+                with memory.use():
                     operation()
                     self._wait_for_stream()
                     self._graphs[name] = self._capture(name, operation)
+                _refuse_outside(name, memory.outside)
             except BaseException as error:
                 error.add_note(f"while preparing operation {name!r} of a CudaGraphSession")
                 raise
@@ -318,15 +319,19 @@ class CudaGraphSession:
     def _release(self) -> None:
         """Let go of everything once what is enqueued now is complete."""
         kept = (self._graphs, self._operations, self._resources, self._memory)
-        self._graphs, self._operations, self._resources, self._memory = {}, {}, (), nullcontext
+        self._graphs, self._operations, self._resources, self._memory = {}, {}, (), None
         capture.release(self._key.device, partial(keep_until_done, self._runtime, self._stream, kept))
 
 
 def _binding(context: StreamContext | None) -> tuple[Runtime, NativeStream, StreamContext | None]:
     """Return what is current on this thread, and the context it belongs to."""
-    if context is not None:
-        return context._runtime, context._stream, context
     runtime, stream, found = current_stream("a graph session is bound to an explicit stream")
+    if found is not None and not found._owned and runtime.orders_itself_with_the_default_stream(stream):
+        raise ContextError(
+            why="a blocking stream waits for the legacy default stream and it for the stream, which a capture forbids",
+            what=f"{found!r} adopted a blocking stream; accepted are streams made with non_blocking=True",
+            how="adopt cupy.cuda.Stream(non_blocking=True), or open a context of its own",
+        )
     if runtime.key(stream).pointer in _DEFAULT_STREAMS:
         raise ContextError(
             why="a default stream cannot be captured, and orders itself with other streams",
@@ -334,6 +339,15 @@ def _binding(context: StreamContext | None) -> tuple[Runtime, NativeStream, Stre
             how="open the session inside `with context.use():` or on a non-default stream",
         )
     return runtime, stream, found
+
+
+def _refuse_outside(name: str, allocations: int) -> None:
+    if allocations:
+        raise CaptureError(
+            why="what an operation allocates must live as long as its graph, or a replay overwrites strangers' memory",
+            what=f"operation {name!r} made {allocations} allocations from another pool than the session's own",
+            how="use CuPy's current allocator inside the operation, or allocate before opening the session",
+        )
 
 
 def _checked_operations(operations: Mapping[str, Operation]) -> dict[str, Operation]:

@@ -22,10 +22,17 @@ from cupy.cuda.runtime import CUDARuntimeError
 from pixtreme.core import Frame
 
 from pixtreme.infer.frames import FrameLike
-from pixtreme.infer.streams import cuda_arrays, cuda_driver
+from pixtreme.infer.streams import cuda_arrays, cuda_driver, cuda_memory
 from pixtreme.infer.streams.completion import keep_until_done
 from pixtreme.infer.streams.reports import Notify, Outcome, Reports, Verbs
-from pixtreme.infer.streams.runtime import NativeArray, NativeEvent, NativeGraph, NativeStream, StreamKey
+from pixtreme.infer.streams.runtime import (
+    NativeArray,
+    NativeEvent,
+    NativeGraph,
+    NativeStream,
+    PrivateMemory,
+    StreamKey,
+)
 
 __all__ = ("CudaRuntime", "device_count", "runtime_of")
 
@@ -59,6 +66,14 @@ def current_runtime() -> CudaRuntime | None:
     except CUDARuntimeError:
         return None
     return runtime_of(ordinal) if cupy.cuda.get_current_stream(ordinal).ptr else None
+
+
+class _Pointer:
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer
 
 
 def native_stream(stream: Any) -> tuple[CudaRuntime, NativeStream]:
@@ -113,6 +128,12 @@ class CudaRuntime:
 
     def is_event(self, value: object) -> bool:
         return isinstance(value, cupy.cuda.Event)
+
+    def stream_at(self, pointer: int) -> NativeStream:
+        return native_stream(_Pointer(pointer))[1]
+
+    def orders_itself_with_the_default_stream(self, stream: NativeStream) -> bool:
+        return not stream.is_non_blocking
 
     def current(self) -> NativeStream | None:
         if cupy.cuda.runtime.getDevice() != self.ordinal:
@@ -202,9 +223,8 @@ class CudaRuntime:
     def launch(self, graph: NativeGraph, stream: NativeStream) -> None:
         graph.launch(stream)
 
-    def private_memory(self) -> Callable[[], AbstractContextManager[object]]:
-        pool = cupy.cuda.MemoryPool()
-        return partial(cupy.cuda.using_allocator, pool.malloc)
+    def private_memory(self) -> PrivateMemory:
+        return cuda_memory.PrivatePool()
 
     # -- arrays
 

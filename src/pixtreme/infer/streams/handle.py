@@ -178,6 +178,49 @@ class EventHandle[T]:
             handle._outcome()
         return self._context._runtime.elapsed_ms(since._event, self._event)
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, index = self._exporter().__dlpack_device__()
+        return int(kind), int(index)
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        """Export the value's memory (DLPack), ordered after the work.
+
+        Parameters
+        ----------
+        stream
+            The consumer's stream, which waits for the work: None and 1 are CUDA's legacy default stream, 2 the
+            per-thread one, larger numbers pointers; -1 asks for no wait. 0 is ambiguous and refused. On the CPU, where
+            a consumer reads at once, only None is taken, and the host waits.
+        **options
+            ``max_version``, ``dl_device`` and ``copy``, for the value's own export.
+
+        Raises
+        ------
+        ContractError
+            The value is no array or frame, or ``stream`` names none.
+        StreamFault
+            The work failed.
+
+        Stream order
+            As `on` with that stream.
+        Host synchronization
+            None on CUDA; on the CPU until the work is over.
+        Lifetime
+            The consumer keeps the memory; it is not reused before what the stream does now is complete.
+        """
+        producer = self._exporter()
+        if self._context.device == "cpu":
+            if stream is not None:
+                _refuse_stream(stream, "None: a host array has no stream")
+            self._block(None)
+            self._outcome()
+            return producer.__dlpack__(**options)
+        if isinstance(stream, bool) or not isinstance(stream, int | None) or stream == 0 or (stream or 1) < -1:
+            _refuse_stream(stream, "None, -1, 1, 2 and pointers of streams")
+        if stream != -1:
+            self._context._hand_over(self, self._context._runtime.stream_at(1 if stream is None else stream))
+        return producer.__dlpack__(stream=-1, **options)
+
     def __repr__(self) -> str:
         return f"<EventHandle {self.status.value}: {self._flight.label} on {self._context._place}>"
 
@@ -198,6 +241,15 @@ class EventHandle[T]:
         fault = self._flight.fault
         if fault is not None:
             raise fault.retrieve()
+        return self._value
+
+    def _exporter(self) -> Any:
+        if not hasattr(self._value, "__dlpack__"):
+            raise ContractError(
+                why="only a handle to an array or frame can be exported",
+                what=f"{self!r} is for a {type(self._value).__module__}.{type(self._value).__qualname__}",
+                how="await the handle and use its value",
+            )
         return self._value
 
     def _block(self, timeout: float | None) -> None:
@@ -286,6 +338,14 @@ def _checked_handles[T](handles: Iterable[EventHandle[T]]) -> list[EventHandle[T
                 how="pass what submit() returned",
             )
     return waited
+
+
+def _refuse_stream(stream: object, accepted: str) -> NoReturn:
+    raise ContractError(
+        why="a DLPack consumer names the stream that will read",
+        what=f"received stream={stream!r}; accepted are {accepted}",
+        how="pass the stream as the array API standard spells it",
+    )
 
 
 def _checked_timeout(timeout: float | None) -> float | None:

@@ -4,29 +4,17 @@ One worker thread a stream takes its items in order. `HostStream.enqueue` is the
 the GIL (ONNX Runtime, most of NumPy) overlap across streams. A task that raises faults its stream: later tasks are
 skipped, later events complete as faulted, and a stream that waits for one of them is faulted too (S30).
 
-Invariants
-
-1. Items of a stream run in the order they were pushed, on one thread, one at a time.
-2. A record completes exactly once, and its outcome never changes afterwards.
-3. A worker waits only for records that existed before the wait was pushed, so workers cannot wait in a circle.
-4. A worker refers to its queue, never to the `HostStream`: a dropped stream drains and its thread ends.
-
 Not guaranteed: priorities (threads have none here), and any order between streams without an event.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import logging
-import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -34,145 +22,12 @@ import numpy as np
 from pixtreme.infer.frames import FrameLike, HostArray, HostFrame
 from pixtreme.infer.streams import host_arrays
 from pixtreme.infer.streams.host_capture import Capture, CaptureStatus, HostGraph, HostRuntimeError, Snapshot, Work
-from pixtreme.infer.streams.runtime import NOT_PERMITTED, StreamKey
+from pixtreme.infer.streams.host_worker import Notify, Record, Worker, check_caller, here
+from pixtreme.infer.streams.runtime import PrivateMemory, StreamKey
 
 __all__ = ("HostEvent", "HostGraph", "HostRuntime", "HostRuntimeError", "HostStream")
 
-logger = logging.getLogger("pixtreme.infer")
-
-Notify = Callable[[BaseException | None], object]
-
-_EXIT_GRACE_S = 2.0
 _pointers = itertools.count(0x1000, 0x10)
-_here = threading.local()  # .worker: the worker whose items this thread runs; .stream: the current stream
-_workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
-_exiting = False
-
-
-class _Record:
-    """One record of an event: a point in a stream."""
-
-    __slots__ = ("_listeners", "done", "fault", "time_ns", "worker")
-
-    def __init__(self, worker: _Worker) -> None:
-        self.worker = worker
-        self.done = False
-        self.fault: BaseException | None = None
-        self.time_ns = 0
-        self._listeners: list[Notify] = []
-
-    def finish(self) -> None:
-        self.fault = fault = self.worker.fault
-        self.time_ns = time.perf_counter_ns()
-        self.done = True
-        # No lock: this is the way to every waiter, and list operations are atomic. A listener is added before `done` is
-        # looked at, and `done` is set before the list is emptied, so each is called here or told that it came too late.
-        while self._listeners:
-            notify = self._listeners.pop(0)
-            try:
-                notify(fault)
-            except BaseException:  # a defect of ours: it must not cost the others their wake-up
-                logger.exception("a completion could not be reported")
-
-    def listen(self, notify: Notify) -> bool:
-        """Call ``notify`` on the worker when the record completes; False if it has."""
-        self._listeners.append(notify)
-        if self.done:
-            try:
-                self._listeners.remove(notify)
-            except ValueError:
-                return True  # `finish` took it
-            return False
-        return True
-
-    def block(self) -> None:
-        """Block this thread until the record completes."""
-        gate = threading.Lock()
-        gate.acquire()
-        if self.listen(lambda _: gate.release()):
-            gate.acquire()
-
-
-class _Worker:
-    """The thread of one stream, started by the first item."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.fault: BaseException | None = None
-        self.in_task = False
-        self.blocking = os.environ.get("PIXTREME_INFER_LAUNCH_BLOCKING", "") not in ("", "0")
-        self.thread: threading.Thread | None = None
-        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._turn = threading.RLock()  # blocking mode: one item at a time, in the caller
-        _workers.add(self)
-
-    def push(self, item: Callable[[], object]) -> None:
-        if self.blocking:
-            with self._turn:
-                outer = getattr(_here, "worker", None)
-                _here.worker = self
-                try:
-                    item()
-                finally:
-                    _here.worker = outer
-            return
-        if self.thread is None:
-            self._start()
-        self._queue.put(item)
-
-    def run(self, task: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Run one task, unless an earlier one faulted the stream."""
-        if self.fault is not None or _exiting:
-            return
-        self.in_task = True
-        try:
-            task(*args)
-        except BaseException as error:  # whatever it is, it must not end the worker
-            self.fault = error
-            if self.blocking:
-                raise
-        finally:
-            self.in_task = False
-
-    def follow(self, record: _Record) -> None:
-        """Wait for a record of another stream; its fault becomes ours, so that no work runs on missing data."""
-        record.block()
-        if self.fault is None:
-            self.fault = record.fault
-
-    def finish(self) -> None:
-        """End the thread after what is queued. Safe in a finaliser: SimpleQueue.put is reentrant and never blocks."""
-        self._queue.put(None)
-
-    def _start(self) -> None:
-        with self.lock:
-            if self.thread is None:
-                thread = threading.Thread(target=self._loop, name="pixtreme.infer host stream", daemon=True)
-                thread.start()
-                self.thread = thread
-
-    def _loop(self) -> None:
-        _here.worker = self
-        get = self._queue.get
-        while (item := get()) is not None:
-            try:
-                item()
-            except BaseException:  # a defect of ours, or a MemoryError: never fatal to the stream
-                logger.exception("an item of a host stream failed")
-            del item  # nothing of a finished task may stay alive while the worker sleeps
-
-
-@atexit.register
-def _finish_workers() -> None:
-    """Let running tasks end and skip the rest, so that no worker is inside native code when the interpreter goes."""
-    global _exiting
-    _exiting = True
-    deadline = time.monotonic() + _EXIT_GRACE_S
-    started = [(worker, worker.thread) for worker in list(_workers) if worker.thread is not None]
-    for worker, _ in started:
-        worker.finish()
-    for _, thread in started:
-        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class HostEvent:
@@ -182,7 +37,7 @@ class HostEvent:
 
     def __init__(self, *, timing: bool) -> None:
         self.timing = timing
-        self.point: _Record | Snapshot | None = None  # the last record; a snapshot where that was in a capture
+        self.point: Record | Snapshot | None = None  # the last record; a snapshot where that was in a capture
 
 
 class HostStream:
@@ -193,7 +48,7 @@ class HostStream:
 
     def __init__(self) -> None:
         self.ptr = next(_pointers)
-        self.worker = _Worker()
+        self.worker = Worker()
         self.capture: Capture | None = None
         self.destroyed = False
         weakref.finalize(self, self.worker.finish).atexit = False
@@ -235,17 +90,19 @@ class HostStream:
         """Raise where no verb may touch this stream."""
         if self.destroyed:
             raise HostRuntimeError(400, "the stream was destroyed")
-        _check_caller()
+        check_caller()
 
     def __repr__(self) -> str:
         return f"<HostStream {self.ptr:#x}>"
 
 
-def _check_caller() -> None:
-    # As a CUDA host function may not call CUDA: a task that waits for its own stream would never end.
-    worker = getattr(_here, "worker", None)
-    if worker is not None and worker.in_task:
-        raise HostRuntimeError(NOT_PERMITTED, "a host task may not call the runtime")
+class _OwnMemory:
+    """A NumPy array's memory is its own, so there is no pool to keep apart."""
+
+    outside = 0
+
+    def use(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 class HostRuntime:
@@ -276,15 +133,21 @@ class HostRuntime:
     def is_event(self, value: object) -> bool:
         return isinstance(value, HostEvent)
 
+    def stream_at(self, pointer: int) -> HostStream:
+        raise HostRuntimeError(400, "host streams have no pointers that others know")
+
+    def orders_itself_with_the_default_stream(self, stream: HostStream) -> bool:
+        return False
+
     def current(self) -> HostStream | None:
-        return getattr(_here, "stream", None)
+        return getattr(here, "stream", None)
 
     def activate(self, stream: HostStream) -> Callable[[], None]:
         found = self.current()
-        _here.stream = stream
+        here.stream = stream
 
         def put_back() -> None:
-            _here.stream = found
+            here.stream = found
 
         return put_back
 
@@ -297,7 +160,7 @@ class HostRuntime:
             event.point = stream.capture.snapshot(stream)
             return
         worker = stream.worker
-        record = _Record(worker)
+        record = Record(worker)
         worker.push(record.finish)
         event.point = record
 
@@ -337,7 +200,7 @@ class HostRuntime:
 
     def report(self, event: HostEvent, stream: HostStream, notify: Notify) -> None:
         record = event.point
-        assert isinstance(record, _Record)  # recorded just before, and not in a capture
+        assert isinstance(record, Record)  # recorded just before, and not in a capture
         if not record.listen(notify):  # complete already: an item of its own keeps the report on the worker, in order
             stream.worker.push(lambda: notify(record.fault))
 
@@ -345,7 +208,7 @@ class HostRuntime:
         """Nothing to do: the worker reports by itself."""
 
     def reports_here(self, stream: HostStream) -> bool:
-        return getattr(_here, "worker", None) is stream.worker
+        return getattr(here, "worker", None) is stream.worker
 
     def hold(self, stream: HostStream) -> Callable[[], object]:
         gate = threading.Event()
@@ -374,8 +237,8 @@ class HostRuntime:
             stream.capture.violate("launch of a graph into a capture", status=900)
         stream.enqueue(graph.run)
 
-    def private_memory(self) -> Callable[[], AbstractContextManager[object]]:
-        return nullcontext  # a NumPy array's memory is its own
+    def private_memory(self) -> PrivateMemory:
+        return _OwnMemory()
 
     def import_array(self, source: object, *, name: str) -> HostArray:
         return host_arrays.import_array(source, name=name)
@@ -404,15 +267,15 @@ class HostRuntime:
         return HostFrame(data=data, channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)
 
 
-def _eager(event: HostEvent, reason: str) -> _Record | None:
+def _eager(event: HostEvent, reason: str) -> Record | None:
     """Return the event's record, None where it has none; one made in a capture may not be looked at."""
-    _check_caller()
+    check_caller()
     if isinstance(event.point, Snapshot):
         event.point.capture.violate(reason, status=907)
     return event.point
 
 
-def _sound(record: _Record) -> bool:
+def _sound(record: Record) -> bool:
     if record.fault is not None:
         raise HostRuntimeError(719, f"a task of the stream failed: {record.fault!r}") from record.fault
     return True

@@ -81,9 +81,10 @@ class Reports:
         self._queue.put((event, notify))
         if self._thread is None:
             self._look()
-            if self._users == 0 and (self._head is not None or not self._queue.empty()):  # nobody will come by again
-                self.demand()
-                self._queue.put(None)
+        pending = self._thread is not None or self._head is not None or not self._queue.empty()
+        if self._users == 0 and pending:  # nobody will come by again: a thread for what is there, which then ends
+            self.demand()
+            self._queue.put(None)
 
     def demand(self) -> None:
         """From here on reports come by themselves."""

@@ -37,6 +37,19 @@ class StreamKey(NamedTuple):
     generation: int
 
 
+class PrivateMemory(Protocol):
+    """A memory pool that lives as long as this object."""
+
+    @property
+    def outside(self) -> int:
+        """How many allocations inside `use` blocks went to other pools so far."""
+        ...
+
+    def use(self) -> AbstractContextManager[object]:
+        """Let this thread allocate from the pool while the block runs."""
+        ...
+
+
 class Runtime(Protocol):
     """One device and its verbs."""
 
@@ -73,6 +86,14 @@ class Runtime(Protocol):
 
     def is_event(self, value: object) -> bool:
         """Tell whether ``value`` is a native event of this runtime."""
+        ...
+
+    def stream_at(self, pointer: int) -> NativeStream:
+        """Return the stream that a DLPack consumer names by its pointer (S17)."""
+        ...
+
+    def orders_itself_with_the_default_stream(self, stream: NativeStream) -> bool:
+        """Tell whether a stream is a blocking one, as CUDA calls it (S35)."""
         ...
 
     def current(self) -> NativeStream | None:
@@ -156,8 +177,8 @@ class Runtime(Protocol):
         """Enqueue the whole graph on the stream."""
         ...
 
-    def private_memory(self) -> Callable[[], AbstractContextManager[object]]:
-        """Return how to make this thread allocate from a pool of its own, which lives as long as the answer (G18)."""
+    def private_memory(self) -> PrivateMemory:
+        """Make a memory pool of its own for one graph session (G18)."""
         ...
 
     # -- arrays -------------------------------------------------------------------------------------------------
