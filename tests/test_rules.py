@@ -82,9 +82,9 @@ LOOKS_OR_WAITS = [
 ]
 
 
-def _test_docstrings() -> str:
+def _test_docstrings(folder: str = ".") -> str:
     found = []
-    for path in Path(__file__).parent.rglob("test_*.py"):
+    for path in (Path(__file__).parent / folder).rglob("test_*.py"):
         found += re.findall(r'def test_\w+\([^"]*?"""(.*?)"""', path.read_text("utf-8"), re.DOTALL)
     return "\n".join(found)
 
@@ -93,6 +93,12 @@ def _test_docstrings() -> str:
 def test_every_rule_is_named_by_a_test(rule: str) -> None:
     """A reader finds each rule of the spec in a test that names it."""
     assert re.search(rf"\b{rule}\b", _test_docstrings()), f"no test names {rule}"
+
+
+def test_graph_rules_are_tested_on_both_runtimes() -> None:
+    """Each of G1-G21 is named by a test on the CUDA runtime as well."""
+    on_cuda = _test_docstrings("cuda")
+    assert [rule for rule in RULES if rule.startswith("G") and not re.search(rf"\b{rule}\b", on_cuda)] == []
 
 
 @pytest.mark.parametrize("call", ENQUEUES, ids=lambda call: call.__qualname__)

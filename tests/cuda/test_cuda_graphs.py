@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import threading
 import types
 from typing import Any
 
@@ -85,6 +86,38 @@ def test_in_a_context(context: StreamContext, other: StreamContext) -> None:
     with context.use(), pytest.raises(ContractError, match=r"one of \('run',\)"):
         module.session.replay("walk")
     module.close()
+
+
+def test_names_threads_and_close(context: StreamContext) -> None:
+    """G9, G10, G16, G21: what a session knows; another thread; idempotent closes; outputs are the caller's own."""
+    with context.use():
+        module = Doubler()
+    assert (module.session.names, module.session.closed, module.session.context) == (("run",), False, context)
+    results: list[Any] = []
+
+    def request() -> None:
+        with context.use():
+            results.append(context.record(module(gpu_frame(1), cupy.ones(1, cupy.float32))))
+
+    for _ in range(2):
+        thread = threading.Thread(target=request)
+        thread.start()
+        thread.join(WAIT_S)
+    first, second = (handle.result(WAIT_S).data for handle in results)
+    fixed = module.buffers.output_frame.data.data.ptr
+    assert len({first.data.ptr, second.data.ptr, fixed}) == 3
+    second.fill(9)
+    cupy.cuda.get_current_stream().synchronize()
+    assert first.get().max() == 2
+    with context.use():
+        for _ in range(2):
+            module.close()
+        with pytest.raises(ClosedError):
+            module.buffers.copy_output(**METADATA)
+        with pytest.raises(ClosedError):
+            module.buffers.copy_inputs(gpu_frame(), gain=cupy.ones(1, cupy.float32))
+    assert module.session.closed
+    assert first.get().max() == 2
 
 
 def test_default_streams_are_refused() -> None:
