@@ -21,6 +21,7 @@ from sklearn.datasets import load_sample_image
 from pixtreme.infer import onnx as onnx_sessions
 from pixtreme.infer import run_onnx
 from pixtreme.infer.errors import ContractError
+from pixtreme.infer.onnx_header import read_header
 
 IMAGE = np.arange(72, dtype=np.float32).reshape(1, 4, 6, 3)
 LARGE = IMAGE.repeat(2, 1).repeat(2, 2)
@@ -39,9 +40,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
     real = onnxruntime.InferenceSession
 
-    def make(source: Any, options: Any, *, providers: list[str]) -> Any:
+    def make(source: Any, options: Any, *, providers: list[str], **more: Any) -> Any:
         made.append((source, options, providers))
-        return real(source, options, providers=providers)
+        return real(source, options, providers=providers, **more)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", make)
     return made
@@ -240,6 +241,40 @@ def test_only_the_cpu_is_asked_for(tmp_path: Path, sessions: list[Any]) -> None:
     """O1, O12: one provider, by name, whatever is available."""
     run_onnx(write_model(tmp_path / "m.onnx"), IMAGE)
     assert sessions[-1][2] == ["CPUExecutionProvider"]
+
+
+def test_no_silent_fall_to_the_cpu(tmp_path: Path) -> None:
+    """O9, O9a, O12, C39: a session for CUDA that would run on the CPU is refused, with what the loader says.
+
+    The same where the CUDA provider comes with a CPU helper, but the session then has another one.
+    """
+    header = read_header(write_model(tmp_path / "m.onnx"))
+    with pytest.raises(ContractError, match="never falls back to the CPU") as raised:
+        onnx_sessions.open_session(header, threads=1, cuda_stream=(0, 12345))
+    assert "its CUDA library: " in str(raised.value)
+    assert raised.value.__cause__ is not None
+
+
+def test_what_a_cuda_session_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O9, O9a: one provider, on our stream, with its own graph off and every node on the device."""
+    asked: list[Any] = []
+
+    class Session:
+        def __init__(self, source: str, options: Any, *, providers: list[Any], enable_fallback: int) -> None:
+            asked.append((providers, enable_fallback))
+            assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+
+        def get_providers(self) -> list[str]:
+            return ["CUDAExecutionProvider", "CPUExecutionProvider"]  # onnxruntime always appends its own
+
+    header = read_header(write_model(tmp_path / "m.onnx"))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    onnx_sessions.open_session(header, threads=1, cuda_stream=(1, 777))
+    settings = {"device_id": "1", "user_compute_stream": "777", "enable_cuda_graph": "0"}
+    assert asked == [([("CUDAExecutionProvider", settings)], 0)]
+    monkeypatch.setattr(Session, "get_providers", lambda self: ["CPUExecutionProvider"])
+    with pytest.raises(ContractError, match=r"asked for \['CUDAExecutionProvider', 'CPU"):
+        onnx_sessions.open_session(header, threads=1, cuda_stream=(1, 777))
 
 
 def test_after_a_fork(tmp_path: Path) -> None:

@@ -29,4 +29,4 @@ if [ ! -e "$WORK/ready" ]; then
   touch "$WORK/ready"
 fi
 cd "$ROOT"
-PYTHONPATH=src exec "$VP" -m pytest -q -m cuda tests/cuda "$@"
+PYTHONPATH=src exec "$VP" -m pytest -q -m cuda tests/cuda tests/gpu "$@"

@@ -5,6 +5,7 @@ Also how every session of this library is made (`open_session`). Needs the extra
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import threading
@@ -22,6 +23,7 @@ from pixtreme.infer.onnx_header import INPUT_NAME, OUTPUT_NAME, AnyPath, OnnxHea
 __all__ = ("clear", "run_onnx")
 
 PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
 _SESSIONS_KEPT = 4
 _HEADER_BYTES = 1 << 16  # from each end of a file: the graph stands first, opsets and metadata last
 
@@ -98,23 +100,52 @@ def clear() -> None:
         _sessions.clear()
 
 
-def open_session(header: OnnxHeader, *, threads: int) -> Any:
-    """Make a CPU session that spins and logs nothing; raises ContractError with onnxruntime's exception as cause."""
+def open_session(header: OnnxHeader, *, threads: int, cuda_stream: tuple[int, int] | None = None) -> Any:
+    """Make a session that spins and logs nothing.
+
+    Parameters
+    ----------
+    threads
+        Intra-op threads on the CPU.
+    cuda_stream
+        Device ordinal and stream pointer: the session runs on them and on nothing else. None runs on the CPU.
+
+    Raises
+    ------
+    ContractError
+        ONNX Runtime refuses the model (its exception is the cause), or cannot run it where it was asked to.
+    """
     ort = require_optional("onnxruntime", extra="ort")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads  # set, so that onnxruntime neither counts nor pins processors (C42)
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come as exceptions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers: list[Any] = [PROVIDER]
+    if cuda_stream is not None:
+        options.add_session_config_entry(
+            "session.disable_cpu_ep_fallback", "1"
+        )  # every node on the device, or an error
+        ordinal, pointer = cuda_stream
+        # Its own graphs stay off: captured from outside while they are on, onnxruntime ends the process (O9a).
+        settings = {"device_id": str(ordinal), "user_compute_stream": str(pointer), "enable_cuda_graph": "0"}
+        providers = [(CUDA_PROVIDER, settings)]
     try:
-        session = ort.InferenceSession(_source(header), options, providers=[PROVIDER])
+        session = ort.InferenceSession(_source(header), options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime's own classes share no public base
+        if cuda_stream is not None:
+            raise ContractError(
+                why=f"the network runs on {CUDA_PROVIDER} on the context's stream, and never falls back to the CPU",
+                what=f"onnxruntime {ort.__version__} could not run {str(header.path)!r} there: {error}; "
+                f"its CUDA library: {_why_cuda_does_not_load(ort)}",
+                how="install the CUDA libraries onnxruntime-gpu asks for, or open the artifact on a context of 'cpu'",
+            ) from error
         raise ContractError(
             why="an artifact can be opened by ONNX Runtime",
             what=f"{str(header.path)!r} was refused by onnxruntime {ort.__version__}: {error}",
             how="export the model for the opset and operators of the installed onnxruntime",
         ) from error
-    check_providers(session, [PROVIDER])
+    check_providers(session, [PROVIDER] if cuda_stream is None else [CUDA_PROVIDER, PROVIDER])
     return session
 
 
@@ -126,6 +157,16 @@ def check_providers(session: Any, requested: list[str]) -> None:
             what=f"asked for {requested!r}; the session has {actual!r}",
             how="install the libraries the missing provider needs; nothing falls back to another one",
         )
+
+
+def _why_cuda_does_not_load(ort: Any) -> str:
+    """Return the loader's message: onnxruntime only logs it."""
+    library = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return "loads"
 
 
 def _source(header: OnnxHeader) -> str | bytes:

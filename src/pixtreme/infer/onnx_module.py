@@ -1,7 +1,8 @@
 """The ONNX module: any NHWC image model in an ``.onnx`` file as a module of this library (extra ``ort``).
 
-``FACTORY`` opens it plainly, ``FACTORY.graph_factory()`` as a captured graph. On the host runtime both enqueue an ONNX
-Runtime CPU session, bound to fixed buffers, on the context's stream.
+``FACTORY`` opens it plainly, ``FACTORY.graph_factory()`` as a captured graph. Both enqueue an ONNX Runtime session,
+bound to fixed buffers, on the context's stream: on the host runtime with the CPU provider, on CUDA with the CUDA
+provider (O9), whose own graphs stay off (O9a). The CUDA form has not been run on a card yet.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from pixtreme.infer.contracts import (
 )
 from pixtreme.infer.cuda_graph import CudaGraphBuffers, CudaGraphSession
 from pixtreme.infer.declarations import check_input_hw, check_precision, is_positive_int
+from pixtreme.infer.dependencies import require_optional
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError, refuse_pickle
-from pixtreme.infer.frames import FrameLike, HostFrame
+from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.onnx import open_session
 from pixtreme.infer.onnx_header import INPUT_NAME, OUTPUT_NAME, OnnxHeader, read_header
 from pixtreme.infer.streams.devices import current_stream
+from pixtreme.infer.streams.runtime import NativeArray, NativeStream, Runtime
 
 __all__ = ("FACTORY", "OnnxArtifact", "OnnxFactory", "OnnxInference")
 
@@ -126,24 +129,38 @@ class OnnxFactory:
             Runs the network once in this thread; a graph instance also waits for its warm-up.
         """
         header, contract = _described(artifact, precision, input_hw, runtime=True)
-        return OnnxInference(contract, _Network(header, contract, self.threads), graph=self.graph)
+        runtime, stream, _ = current_stream("an instance is opened on an explicit stream")
+        network = _Network(header, contract, self.threads, runtime, stream)
+        return OnnxInference(contract, network, runtime, stream, graph=self.graph)
 
 
 class _Network:
-    """An ONNX Runtime CPU session bound to fixed buffers."""
+    """An ONNX Runtime session bound to fixed buffers on the runtime's device."""
 
-    def __init__(self, header: OnnxHeader, contract: OnnxContract, threads: int) -> None:
-        self.session = open_session(header, threads=threads)
+    def __init__(
+        self, header: OnnxHeader, contract: OnnxContract, threads: int, runtime: Runtime, stream: NativeStream
+    ) -> None:
+        device, _, ordinal = runtime.device.partition(":")
+        self._on_cuda = device == "cuda"
+        self._stream = stream
+        cuda_stream = (int(ordinal), runtime.key(stream).pointer) if self._on_cuda else None
+        self.session = open_session(header, threads=threads, cuda_stream=cuda_stream)
+        self._options = None
+        if self._on_cuda:  # stream order is all a caller needs: run() must not wait for the device (O9)
+            self._options = require_optional("onnxruntime", extra="ort").RunOptions()
+            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         frames = contract.module_contract
         height, width = contract.input_hw
-        self.input = _zeros((height, width), frames.input_frame)
-        self.output = _zeros((height * contract.scale, width * contract.scale), frames.output_frame)
+        scale = contract.scale
+        self.input, source = _zeros(runtime, (height, width), frames.input_frame)
+        self.output, target = _zeros(runtime, (height * scale, width * scale), frames.output_frame)
         self.binding = self.session.io_binding()
-        for bind, name, frame in (
-            (self.binding.bind_input, INPUT_NAME, self.input),
-            (self.binding.bind_output, OUTPUT_NAME, self.output),
+        for bind, name, array in (
+            (self.binding.bind_input, INPUT_NAME, source),
+            (self.binding.bind_output, OUTPUT_NAME, target),
         ):
-            bind(name, "cpu", 0, frame.dtype, (1, *frame.shape), frame.data.ctypes.data)
+            shape = (1, *array.shape)
+            bind(name, device, int(ordinal or 0), np.dtype(array.dtype), shape, runtime.address(array))
         try:
             self.run()
         except Exception as error:
@@ -154,8 +171,15 @@ class _Network:
             ) from error
 
     def run(self) -> None:
-        """Run the network from the fixed input to the fixed output, on the calling thread."""
-        self.session.run_with_iobinding(self.binding)
+        """Run the network from the fixed input to the fixed output: on this thread, or enqueued on the CUDA stream."""
+        self.session.run_with_iobinding(self.binding, self._options)
+
+    def enqueue(self) -> None:
+        """Enqueue a run on the stream."""
+        if self._on_cuda:
+            self.run()
+        else:
+            self._stream.enqueue(self.run)
 
 
 class OnnxInference:
@@ -164,17 +188,17 @@ class OnnxInference:
     Made by `OnnxFactory.open`. Requests are enqueued on the stream it was opened on, which must be current.
     """
 
-    def __init__(self, contract: OnnxContract, network: _Network, *, graph: bool) -> None:
+    def __init__(
+        self, contract: OnnxContract, network: _Network, runtime: Runtime, stream: NativeStream, *, graph: bool
+    ) -> None:
         self._contract = contract
-        runtime, self._stream, _ = current_stream("an instance is opened on an explicit stream")
         self._runtime = runtime
+        self._stream = stream
         self._network: _Network | None = network
         self._buffers = CudaGraphBuffers(network.input, network.output)
         self._graphs: CudaGraphSession | None = None
         if graph:
-            self._graphs = CudaGraphSession(
-                {"run": lambda: self._stream.enqueue(network.run)}, resources=(self._buffers, network)
-            )
+            self._graphs = CudaGraphSession({"run": network.enqueue}, resources=(self._buffers, network))
 
     @property
     def contract(self) -> OnnxContract:
@@ -228,7 +252,7 @@ class OnnxInference:
         if self._graphs is not None:
             self._graphs.replay("run")
         else:
-            self._stream.enqueue(network.run)
+            network.enqueue()
         labels = module.output_frame.channels
         return self._buffers.copy_output(
             channels=labels.value if isinstance(labels, Exact) else labels.reference,
@@ -253,7 +277,7 @@ class OnnxInference:
             self._graphs.check_context()
             return
         current = self._runtime.current()
-        if current is not self._stream:
+        if current is None or self._runtime.key(current) != self._runtime.key(self._stream):
             raise ContextError(
                 why="an instance works on the stream it was opened on",
                 what=f"current is {current!r}; required is {self._stream!r}",
@@ -333,12 +357,13 @@ def _frame_contract(channels: FrameField[tuple[str, ...]], dtype: FrameField[str
     )
 
 
-def _zeros(size: tuple[int, int], contract: FrameContract) -> HostFrame:
+def _zeros(runtime: Runtime, size: tuple[int, int], contract: FrameContract) -> tuple[FrameLike, NativeArray]:
     assert isinstance(contract.channels, Exact)
     assert isinstance(contract.dtype, Exact)
-    labels = contract.channels.value
-    data = np.zeros((*size, len(labels)), contract.dtype.value)
-    return HostFrame(data=data, channels=labels, colorspace="sRGB", gamma="sRGB")
+    labels, dtype = contract.channels.value, np.dtype(contract.dtype.value)
+    array = runtime.empty((*size, len(labels)), dtype)
+    runtime.from_host(array, np.zeros(array.shape, dtype))
+    return runtime.make_frame(array, channels=labels, colorspace="sRGB", gamma="sRGB"), array
 
 
 def _refuse(observed: str, accepted: str, how: str) -> NoReturn:

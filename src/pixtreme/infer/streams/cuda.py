@@ -243,6 +243,9 @@ class CudaRuntime:
         finally:
             put_back()
 
+    def address(self, array: NativeArray) -> int:
+        return int(array.data.ptr)
+
     def overlaps(self, first: NativeArray, second: NativeArray) -> bool:
         return cuda_arrays.overlaps(first, second)
 

@@ -249,6 +249,9 @@ class HostRuntime:
     def copy(self, target: HostArray, source: HostArray, stream: HostStream) -> None:
         stream.enqueue(host_arrays.copy, target, source)
 
+    def address(self, array: HostArray) -> int:
+        return array.ctypes.data
+
     def overlaps(self, first: HostArray, second: HostArray) -> bool:
         return host_arrays.overlaps(first, second)
 

@@ -195,6 +195,10 @@ class Runtime(Protocol):
         """Enqueue ``target[...] = source`` for arrays of one shape and dtype, which the caller keeps alive (C8)."""
         ...
 
+    def address(self, array: NativeArray) -> int:
+        """Return the address of an array's first element."""
+        ...
+
     def overlaps(self, first: NativeArray, second: NativeArray) -> bool:
         """Tell whether two arrays share memory."""
         ...
