@@ -231,6 +231,43 @@ def test_a_device_error(emulator: Any, log: LogRecords) -> None:
     assert log.take() == []
 
 
+def test_a_device_that_stays_broken(emulator: Any) -> None:
+    """S18, S3: with an error that stays, as on a card, the fault comes out of the block, closing neither hangs nor
+    hides it, and later calls say what is wrong."""
+    program = """
+import ctypes, threading
+from pixtreme.infer.errors import StreamFault
+from pixtreme.infer.streams import StreamContext
+emulator, flag = ctypes.CDLL("libcudart.so.12"), ctypes.c_int(0)
+other = StreamContext.open("cuda:0")
+try:
+    with StreamContext.open("cuda:0") as context:
+        stream = ctypes.c_void_p(context.stream.ptr)
+        emulator.emu_block(stream, ctypes.byref(flag))
+        emulator.emu_fault(stream, 700)
+        handles = [context.submit(int) for _ in range(3)]
+        flag.value = 1
+        handles[1].result(20)
+except StreamFault as fault:
+    print(type(fault.__cause__).__name__, context.closed, [handle.status.value for handle in handles])
+try:
+    other.synchronize()
+except StreamFault as fault:
+    print(type(fault.__cause__).__name__)
+other.close()
+print(other.closed)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": _source()},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    lines = done.stdout.splitlines()
+    assert lines == ["CUDARuntimeError True ['faulted', 'faulted', 'faulted']", "CUDARuntimeError", "True"], done.stderr
+
+
 def test_global_capture_elsewhere(context: StreamContext, emulator: Any) -> None:
     """S24: another thread captures in global mode, as PyTorch and ONNX Runtime do, while our waiter waits."""
     emulator.hold(context.stream)

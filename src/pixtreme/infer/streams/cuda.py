@@ -106,8 +106,8 @@ class CudaRuntime:
         with self._device():
             stream = cupy.cuda.Stream(non_blocking=True, priority=priority)
         with self._lock:
-            self._generations[stream.ptr] = next(_generations)
-        weakref.finalize(stream, self._stream_is_gone, stream.ptr).atexit = False
+            generation = self._generations[stream.ptr] = next(_generations)
+        weakref.finalize(stream, self._stream_is_gone, stream.ptr, generation).atexit = False
         return stream
 
     def destroy_stream(self, stream: NativeStream) -> None:
@@ -287,10 +287,11 @@ class CudaRuntime:
         cupy.cuda.runtime.setDevice(self.ordinal)
         cuda_driver.relax_this_thread()
 
-    def _stream_is_gone(self, pointer: int) -> None:
-        """Forget what was kept by identity: the driver may give the pointer to another stream (S33)."""
+    def _stream_is_gone(self, pointer: int, generation: int) -> None:
+        """Forget what was kept by identity: the driver may give the pointer to another stream, or has (S33)."""
         with self._lock:
-            generation = self._generations.pop(pointer, 0)
+            if self._generations.get(pointer) == generation:
+                del self._generations[pointer]
             self._reports.pop(StreamKey(self.device, pointer, generation), None)
 
 

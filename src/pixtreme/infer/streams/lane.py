@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-from pixtreme.infer.errors import ClosedError, ContextError, ContractError
+from pixtreme.infer.errors import ClosedError, ContextError, ContractError, InferError
 from pixtreme.infer.streams import capture, scope
 from pixtreme.infer.streams.arguments import replace_handles
 from pixtreme.infer.streams.completion import Board, Flight
@@ -343,7 +343,13 @@ class Lane:
             self._refuse_own_thread(label)
             capture.refuse_while_capturing(self._key, label)
             capture.run_deferred()
-            flight = self._mark((), label)
+            try:
+                flight = self._mark((), label)
+            except InferError:
+                raise
+            except Exception as error:  # the device takes no more calls: nothing of it can be waited for
+                flight = Flight(self._board, label, (), has_handle=False)
+                flight.finish(error)
             self._demand()
             return flight
 

@@ -128,7 +128,10 @@ class Reports:
 
     def _run(self) -> None:
         with self._reporting:
-            self._verbs.enter()
+            try:
+                self._verbs.enter()
+            except Exception as error:  # a broken device: every wait will say so
+                logger.debug("a waiter could not set its device: %r", error)
             get = self._queue.get
             item, self._head = self._head, None
             while True:
