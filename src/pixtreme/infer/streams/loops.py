@@ -160,16 +160,16 @@ class _TrioWaiter:
             task, self._task = self._task, None
             self._trio.lowlevel.reschedule(task)
 
-    async def wait(self) -> None:
-        def give_up(_: object) -> Any:
-            self._task = None
-            return self._trio.lowlevel.Abort.SUCCEEDED
-
+    def wait(self) -> Awaitable[None]:
         if self._woken:
-            await checkpoint()
-            return
+            return checkpoint()
         self._task = self._trio.lowlevel.current_task()
-        await self._trio.lowlevel.wait_task_rescheduled(give_up)
+        waiting: Awaitable[None] = self._trio.lowlevel.wait_task_rescheduled(self._give_up)
+        return waiting
+
+    def _give_up(self, _: object) -> Any:
+        self._task = None
+        return self._trio.lowlevel.Abort.SUCCEEDED
 
 
 _inboxes: weakref.WeakKeyDictionary[Any, _Inbox] = weakref.WeakKeyDictionary()
