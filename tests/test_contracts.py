@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from helpers import frame
 from pixtreme.core import Frame
+from test_bad_input import FAMILY, MV, RGB
 
 from pixtreme.infer.contracts import (
     CudaGraphFactoryProvider,
-    Exact,
-    FrameContract,
-    GpuArrayParamContract,
     ModuleContract,
     OpenedStatelessImageInference,
     Precision,
@@ -30,7 +28,6 @@ from pixtreme.infer.contracts import (
     TemporalInferenceFactory,
     TemporalModuleContract,
     TemporalOpenContract,
-    UnconstrainedWithReference,
     check_frame,
     validate_call_params,
 )
@@ -38,16 +35,6 @@ from pixtreme.infer.errors import ClosedError, ContractError
 from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact, OnnxFactory
 from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext, wait_all
-
-RGB = FrameContract(
-    channels=Exact(("R", "G", "B")),
-    colorspace=UnconstrainedWithReference("sRGB"),
-    gamma=UnconstrainedWithReference("sRGB"),
-    matrix=Exact(None),
-    dtype=Exact("float32"),
-)
-MV = GpuArrayParamContract("mv", ("H", "W", 2), "float32", "pixel")
-FAMILY = StatelessFamilyContract(RGB, RGB, (MV,))
 
 
 def test_open_contract_derives_the_module_contract() -> None:

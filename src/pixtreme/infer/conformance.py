@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,16 +53,24 @@ class Bench:
 
     def finish(self, stream: NativeStream) -> None:
         """Wait for the stream, for a bounded time: a broken runtime must not hang the suite."""
+        assert self.watch(stream, self.recorded(stream))() is None
+
+    def watch(self, stream: NativeStream, event: Any) -> Callable[[], BaseException | None]:
+        """Ask for the report of an event just recorded; the answer waits for it and returns the fault."""
         over, faults = threading.Event(), []
 
         def notify(fault: BaseException | None) -> None:
             faults.append(fault)
             over.set()
 
-        self.runtime.report(self.recorded(stream), stream, notify)
+        def outcome() -> BaseException | None:
+            assert over.wait(REPORT_WAIT_S), "the stream did not finish"
+            (fault,) = faults
+            return fault
+
+        self.runtime.report(event, stream, notify)
         self.runtime.demand(stream)
-        assert over.wait(REPORT_WAIT_S), "the stream did not finish"
-        assert faults == [None]
+        return outcome
 
     def value(self, array: Any) -> float:
         return float(self.runtime.to_host(array)[0])
@@ -74,9 +82,10 @@ class Bench:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.callback(self._close)
+        try:
             yield
+        finally:
+            self._close()
 
     def _close(self) -> None:
         for release in self._releases:
@@ -318,17 +327,9 @@ def _faults(bench: Bench) -> None:
     event = bench.recorded(stream)
     runtime.wait(waiting, event)
     last = bench.recorded(waiting)
-    over, seen = threading.Event(), []
-
-    def notify(fault: BaseException | None) -> None:
-        seen.append(fault)
-        over.set()
-
-    runtime.report(event, stream, notify)
-    runtime.demand(stream)
+    outcome = bench.watch(stream, event)
     release()
-    assert over.wait(REPORT_WAIT_S)
-    assert isinstance(seen[0], BaseException)
+    assert isinstance(outcome(), BaseException)
     for broken in (event, last):
         assert _status(runtime.synchronize, broken) != 0
         assert _status(runtime.query, broken) != 0

@@ -18,13 +18,12 @@ from pixtreme.infer.cuda_graph_verify import verify_operations
 from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, ContractError, StreamFault, refuse_pickle
 from pixtreme.infer.streams import EventHandle, StreamContext, capture
 from pixtreme.infer.streams.completion import keep_until_done
-from pixtreme.infer.streams.devices import current_stream
+from pixtreme.infer.streams.devices import DEFAULT_STREAMS, current_stream
 from pixtreme.infer.streams.runtime import NativeGraph, NativeStream, PrivateMemory, Runtime
 
 __all__ = ("CudaGraphBuffers", "CudaGraphSession")
 
 Operation = Callable[[], object]
-_DEFAULT_STREAMS = (0, 1, 2)
 
 
 class SessionStatus(Enum):
@@ -332,7 +331,7 @@ def _binding(context: StreamContext | None) -> tuple[Runtime, NativeStream, Stre
             what=f"{found!r} adopted a blocking stream; accepted are streams made with non_blocking=True",
             how="adopt cupy.cuda.Stream(non_blocking=True), or open a context of its own",
         )
-    if runtime.key(stream).pointer in _DEFAULT_STREAMS:
+    if runtime.key(stream).pointer in DEFAULT_STREAMS:
         raise ContextError(
             why="a default stream cannot be captured, and orders itself with other streams",
             what=f"current is default stream {runtime.key(stream).pointer} of {runtime.device}; any other will do",

@@ -116,8 +116,7 @@ class StatelessModuleContract:
     temporal: ClassVar[Literal[False]] = False
 
     def __post_init__(self) -> None:
-        _check_frames(self)
-        _check_params(self, self.params)
+        _check_call(self)
         _check_positive(self, "scale", self.scale)
 
 
@@ -139,8 +138,7 @@ class TemporalModuleContract:
     reset_control: ClassVar[Literal["reset"]] = "reset"
 
     def __post_init__(self) -> None:
-        _check_frames(self)
-        _check_params(self, self.params)
+        _check_call(self)
         _check_positive(self, "scale", self.scale)
         _check_startup(self, self.startup_frames)
         _check_footprint(self, self.state_footprint)
@@ -158,8 +156,7 @@ class StatelessFamilyContract:
     params: tuple[GpuArrayParamContract, ...]
 
     def __post_init__(self) -> None:
-        _check_frames(self)
-        _check_params(self, self.params)
+        _check_call(self)
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,7 @@ class TemporalFamilyContract:
     startup_frames: int
 
     def __post_init__(self) -> None:
-        _check_frames(self)
-        _check_params(self, self.params)
+        _check_call(self)
         _check_startup(self, self.startup_frames)
 
 
@@ -252,18 +248,17 @@ def _check_open(
     _check_positive(contract, "scale", contract.scale)
 
 
-def _check_frames(contract: ModuleContract | StatelessFamilyContract | TemporalFamilyContract) -> None:
+def _check_call(contract: ModuleContract | StatelessFamilyContract | TemporalFamilyContract) -> None:
+    """Check what a call takes and returns."""
     for field in ("input_frame", "output_frame"):
         if not isinstance(getattr(contract, field), FrameContract):
             _refuse(contract, field, getattr(contract, field), "a FrameContract")
-
-
-def _check_params(owner: object, params: object) -> None:
+    params: object = contract.params
     if not isinstance(params, tuple) or not all(isinstance(param, GpuArrayParamContract) for param in params):
-        _refuse(owner, "params", params, "a tuple of GpuArrayParamContract")
+        _refuse(contract, "params", params, "a tuple of GpuArrayParamContract")
     names = [param.name for param in params]
     if len(set(names)) != len(names):
-        _refuse(owner, "params", names, "names without duplicates")
+        _refuse(contract, "params", names, "names without duplicates")
 
 
 def _check_positive(owner: object, field: str, value: object) -> None:

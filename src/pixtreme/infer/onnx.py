@@ -123,9 +123,8 @@ def open_session(header: OnnxHeader, *, threads: int, cuda_stream: tuple[int, in
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = [PROVIDER]
     if cuda_stream is not None:
-        options.add_session_config_entry(
-            "session.disable_cpu_ep_fallback", "1"
-        )  # every node on the device, or an error
+        # Every node on the device, or an error.
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         ordinal, pointer = cuda_stream
         # Its own graphs stay off: captured from outside while they are on, onnxruntime ends the process (O9a).
         settings = {"device_id": str(ordinal), "user_compute_stream": str(pointer), "enable_cuda_graph": "0"}

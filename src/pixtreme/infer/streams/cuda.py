@@ -8,7 +8,6 @@ touches a device before a context is opened on one. Device status is always the 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,14 +23,16 @@ from pixtreme.core import Frame
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.streams import cuda_arrays, cuda_driver, cuda_memory
 from pixtreme.infer.streams.completion import keep_until_done
-from pixtreme.infer.streams.reports import Notify, Outcome, Reports, Verbs
+from pixtreme.infer.streams.reports import Outcome, Reports, Verbs
 from pixtreme.infer.streams.runtime import (
     NativeArray,
     NativeEvent,
     NativeGraph,
     NativeStream,
+    Notify,
     PrivateMemory,
     StreamKey,
+    launches_block,
 )
 
 __all__ = ("CudaRuntime", "device_count", "runtime_of")
@@ -98,7 +99,7 @@ class CudaRuntime:
         self._lock = threading.RLock()
         self._reports: dict[StreamKey, Reports] = {}
         self._generations: dict[int, int] = {}  # of streams made here, by pointer
-        self._blocking = os.environ.get("PIXTREME_INFER_LAUNCH_BLOCKING", "") not in ("", "0")
+        self._blocking = launches_block()
 
     # -- streams
 

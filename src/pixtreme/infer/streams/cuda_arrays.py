@@ -9,11 +9,10 @@ import numpy as np
 from cupy.cuda.runtime import CUDARuntimeError
 
 from pixtreme.infer.errors import ContractError
+from pixtreme.infer.streams.host_arrays import check_dtype, through_dlpack
 from pixtreme.infer.streams.runtime import NativeArray
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_NUMERIC_KINDS = "biuf"
-_LEGACY_STREAM = 1  # how DLPack spells the legacy default stream
 
 
 def import_array(source: object, *, name: str, ordinal: int) -> NativeArray:
@@ -37,12 +36,7 @@ def import_array(source: object, *, name: str, ordinal: int) -> NativeArray:
         _refuse(name, source, "host memory", ordinal)
     else:
         _refuse(name, source, "no array", ordinal)
-    if array.dtype.kind not in _NUMERIC_KINDS or not array.dtype.isnative:
-        raise ContractError(
-            why=f"input {name!r} must hold plain numbers in native byte order",
-            what=f"received dtype={array.dtype!s} ({array.dtype.str}); accepted are bool, int, uint and float dtypes",
-            how="convert it before",
-        )
+    check_dtype(array, name)
     if array.size and array.device.id != ordinal:
         _refuse(name, source, f"memory of cuda:{array.device.id}", ordinal)
     return array
@@ -70,14 +64,8 @@ def _from_dlpack(source: Any, name: str, ordinal: int) -> NativeArray:
         _refuse(name, source, f"memory that is not a CUDA device's (DLPack device {(kind, index)})", ordinal)
     if index != ordinal:
         _refuse(name, source, f"memory of cuda:{index}", ordinal)
-    try:
-        return cupy.from_dlpack(source)  # asks the producer for the current stream
-    except Exception as error:
-        raise ContractError(
-            why=f"input {name!r} is imported through DLPack",
-            what=f"{type(source).__module__}.{type(source).__qualname__} refused the export: {error}",
-            how="pass a cupy.ndarray of the same values",
-        ) from error
+    # from_dlpack asks the producer for the current stream
+    return through_dlpack(cupy.from_dlpack, source, name, instead="cupy.ndarray")
 
 
 def _from_interface(source: Any, name: str) -> NativeArray:
@@ -95,10 +83,10 @@ def _from_interface(source: Any, name: str) -> NativeArray:
     size = int(np.prod(shape, dtype=object)) if shape else 1
     if not (isinstance(data, tuple) and len(data) == 2) or (not data[0] and size):
         _refuse_interface(name, f"data {data!r}", "a device pointer")
-    if not dtype.isnative or not size:
-        return (
-            cupy.empty(shape, dtype) if not size else _refuse_interface(name, f"typestr {dtype.str!r}", "native order")
-        )
+    if not size:
+        return cupy.empty(shape, dtype)
+    if not dtype.isnative:
+        _refuse_interface(name, f"typestr {dtype.str!r}", "native order")
     try:
         attributes = cupy.cuda.runtime.pointerGetAttributes(data[0])
     except CUDARuntimeError as error:
@@ -114,7 +102,6 @@ def _from_interface(source: Any, name: str) -> NativeArray:
 
 def _shadow(array: NativeArray) -> Any:
     """Return a NumPy array at the device's addresses, for arithmetic on them: nothing reads what it points to."""
-
     return np.asarray(_AtAddresses(array))
 
 

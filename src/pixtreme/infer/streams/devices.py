@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ("available_devices",)
 
 
-_DEFAULT_STREAMS = (0, 1, 2)  # null, legacy, per-thread
+DEFAULT_STREAMS = (0, 1, 2)  # null, legacy, per-thread
 
 
 def available_devices() -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def native_stream(stream: object) -> tuple[Runtime, NativeStream]:
             how="pass a native stream, or open a context of its own with StreamContext.open()",
         )
     runtime, native = _cuda().native_stream(stream)
-    if native.ptr in _DEFAULT_STREAMS:
+    if native.ptr in DEFAULT_STREAMS:
         raise ContextError(
             why="a default stream orders itself with other streams and cannot be captured",
             what=f"received {stream!r}, default stream {native.ptr}; any other will do",

@@ -22,8 +22,8 @@ import numpy as np
 from pixtreme.infer.frames import FrameLike, HostArray, HostFrame
 from pixtreme.infer.streams import host_arrays
 from pixtreme.infer.streams.host_capture import Capture, CaptureStatus, HostGraph, HostRuntimeError, Snapshot, Work
-from pixtreme.infer.streams.host_worker import Notify, Record, Worker, check_caller, here
-from pixtreme.infer.streams.runtime import PrivateMemory, StreamKey
+from pixtreme.infer.streams.host_worker import Record, Worker, check_caller, here
+from pixtreme.infer.streams.runtime import Notify, PrivateMemory, StreamKey
 
 __all__ = ("HostEvent", "HostGraph", "HostRuntime", "HostRuntimeError", "HostStream")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,7 +27,9 @@ def import_array(source: object, *, name: str) -> HostArray:
     if isinstance(source, HostFrame):
         return source.data
     if isinstance(source, np.ndarray):
-        return _checked_dtype(np.asarray(source), name)
+        view = np.asarray(source)
+        check_dtype(view, name)
+        return view
     if hasattr(source, "__cuda_array_interface__"):
         _refuse(name, source, "memory of a CUDA device (CUDA Array Interface)")
     if not hasattr(source, "__dlpack_device__"):
@@ -34,15 +37,21 @@ def import_array(source: object, *, name: str) -> HostArray:
     device = source.__dlpack_device__()
     if int(device[0]) != _DLPACK_CPU:
         _refuse(name, source, f"memory of another device (DLPack device {tuple(map(int, device))})")
+    view = through_dlpack(np.from_dlpack, source, name, instead="numpy.ndarray")
+    check_dtype(view, name)
+    return view
+
+
+def through_dlpack[A](load: Callable[[Any], A], source: object, name: str, *, instead: str) -> A:
+    """Import a DLPack producer with ``load``; what its export raises is the cause of a refusal."""
     try:
-        view = np.from_dlpack(source)  # type: ignore[arg-type]  # checked to be a producer just above
+        return load(source)
     except Exception as error:
         raise ContractError(
             why=f"input {name!r} is imported through DLPack",
             what=f"{type(source).__module__}.{type(source).__qualname__} refused the export: {error}",
-            how="pass a numpy.ndarray of the same values",
+            how=f"pass a {instead} of the same values",
         ) from error
-    return _checked_dtype(view, name)
 
 
 def overlaps(first: HostArray, second: HostArray) -> bool:
@@ -62,14 +71,14 @@ def copy(target: HostArray, source: HostArray) -> None:
     np.copyto(target, source, casting="no")
 
 
-def _checked_dtype(array: HostArray, name: str) -> HostArray:
+def check_dtype(array: Any, name: str) -> None:
+    """Refuse an array that does not hold plain numbers in native byte order."""
     if array.dtype.kind not in _NUMERIC_KINDS or not array.dtype.isnative:
         raise ContractError(
             why=f"input {name!r} must hold plain numbers in native byte order",
             what=f"received dtype={array.dtype!s} ({array.dtype.str}); accepted are bool, int, uint and float dtypes",
             how="convert it, for example with array.astype(array.dtype.newbyteorder('='))",
         )
-    return array
 
 
 def _refuse(name: str, source: Any, observed: str) -> NoReturn:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import weakref
@@ -21,11 +20,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from pixtreme.infer.streams.host_capture import HostRuntimeError
-from pixtreme.infer.streams.runtime import NOT_PERMITTED
+from pixtreme.infer.streams.runtime import NOT_PERMITTED, Notify, launches_block
 
 logger = logging.getLogger("pixtreme.infer")
-
-Notify = Callable[[BaseException | None], object]
 
 _EXIT_GRACE_S = 2.0
 here = threading.local()  # .worker: the worker whose items this thread runs; .stream: the current stream
@@ -84,7 +81,7 @@ class Worker:
         self.lock = threading.Lock()
         self.fault: BaseException | None = None
         self.in_task = False
-        self.blocking = os.environ.get("PIXTREME_INFER_LAUNCH_BLOCKING", "") not in ("", "0")
+        self.blocking = launches_block()
         self.thread: threading.Thread | None = None
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._turn = threading.RLock()  # blocking mode: one item at a time, in the caller

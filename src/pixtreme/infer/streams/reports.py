@@ -23,11 +23,9 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from pixtreme.infer.streams.runtime import NativeEvent
+from pixtreme.infer.streams.runtime import NativeEvent, Notify
 
 logger = logging.getLogger("pixtreme.infer")
-
-Notify = Callable[[BaseException | None], object]
 
 _EXIT_GRACE_S = 2.0
 _all: weakref.WeakSet[Reports] = weakref.WeakSet()

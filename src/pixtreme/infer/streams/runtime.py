@@ -11,6 +11,7 @@ A failed verb raises the backend's own exception, which carries CUDA's numeric c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -25,8 +26,15 @@ NativeGraph: TypeAlias = Any
 NativeArray: TypeAlias = Any
 
 
+Notify = Callable[[BaseException | None], object]
+
 NOT_PERMITTED = 800
 """Status of the error for a call made inside a host task or host function, where a runtime takes none."""
+
+
+def launches_block() -> bool:
+    """Tell whether PIXTREME_INFER_LAUNCH_BLOCKING asks for work that is over when its enqueueing returns (S32)."""
+    return os.environ.get("PIXTREME_INFER_LAUNCH_BLOCKING", "") not in ("", "0")
 
 
 class StreamKey(NamedTuple):
@@ -132,7 +140,7 @@ class Runtime(Protocol):
 
     # -- completion (S21) ---------------------------------------------------------------------------------------
 
-    def report(self, event: NativeEvent, stream: NativeStream, notify: Callable[[BaseException | None], None]) -> None:
+    def report(self, event: NativeEvent, stream: NativeStream, notify: Notify) -> None:
         """Call ``notify`` once, with the fault or None, after ``event`` (just recorded on ``stream``) completes.
 
         Calls come in stream order, on the runtime's own thread for that stream. The runtime holds ``notify``, and so
