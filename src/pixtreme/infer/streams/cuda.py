@@ -54,6 +54,11 @@ def device_count() -> int:
         return 0
 
 
+def pci_bus_id(ordinal: int) -> str:
+    """Return the PCI address of a device, such as ``"0000:01:00.0"``."""
+    return str(cupy.cuda.runtime.deviceGetPCIBusId(ordinal))
+
+
 @cache
 def runtime_of(ordinal: int) -> CudaRuntime:
     """Return the runtime of one device; there is one for each."""

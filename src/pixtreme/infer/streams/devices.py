@@ -56,6 +56,25 @@ def runtime_for(device: str | int) -> Runtime:
     return _runtime(name)
 
 
+def pci_bus_id(device: str | int) -> str:
+    """Return the PCI address of a CUDA device, which names the same card to CUDA and to NVML.
+
+    Raises
+    ------
+    ContextError
+        No such device can be used.
+    """
+    name = runtime_for(device).device
+    if name == "cpu":
+        raise ContextError(
+            why="only a CUDA device has a PCI address",
+            what=f"received device={device!r}; accepted are 'cuda', 'cuda:N' and N",
+            how="name a CUDA device",
+        )
+    address: str = _cuda().pci_bus_id(int(name.removeprefix("cuda:")))
+    return address
+
+
 def native_stream(stream: object) -> tuple[Runtime, NativeStream]:
     """Return the runtime of a stream that somebody else owns, and the stream as that runtime knows it.
 
