@@ -28,6 +28,7 @@ from pixtreme.infer import (
     recipe_identity,
     streams,
     testing,
+    verification,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +40,7 @@ S1 S2 S3 S4 S5 S6 S7 S8 S9 S10 S11 S12 S13 S14 S15 S16 S17 S18 S19 S20 S21 S22 S
 S29 S30 S31 S32 S33 S34 S35 S36 S37 S38
 G1 G2 G3 G4 G5 G6 G7 G8 G9 G10 G11 G12 G13 G14 G15 G16 G17 G18 G19 G20 G21
 O1 O2 O3 O4 O5 O6 O7 O8 O9 O9a O10 O11 O12
+V1 V2 V3 V4 V5 V6 V7 V8 V9 V10 V11 V12 V13 V14
 """.split()
 # What enqueues on a stream must say all three; what only looks or waits says whether it blocks.
 ENQUEUES = [
@@ -79,6 +81,10 @@ LOOKS_OR_WAITS = [
     onnx.run_onnx,
     onnx_module.OnnxFactory.open,
     onnx_module.OnnxInference.close,
+    verification.EventTimer,
+    verification.WallTimer,
+    verification.measure_requests,
+    verification.NvidiaTelemetrySource.sample,
 ]
 
 
@@ -128,6 +134,11 @@ def test_what_looks_or_waits_says_whether_it_blocks(call: Any) -> None:
         recipe_identity,
         streams,
         testing,
+        verification,
+        verification.comparison,
+        verification.contracts,
+        verification.measurement,
+        verification.records,
     ],
     ids=lambda module: module.__name__,
 )
@@ -144,8 +155,28 @@ def test_public_names_exist_and_are_documented(module: Any) -> None:
             assert inspect.getdoc(thing), name
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+def _blocks(language: str, file: str = "README.md") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text("utf-8"), re.DOTALL)
+
+
+def test_module_guide_runs() -> None:
+    """The programs of docs/writing-a-module.md run as they stand."""
+    blocks = _blocks("python", "docs/writing-a-module.md")
+    assert len(blocks) == 3
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "writing-a-module.md", "exec"), names)
+
+    class Instance:
+        def __call__(self, request: object) -> None:
+            raise errors.ClosedError(why="a", what="b", how="c")
+
+        def close(self) -> None:
+            pass
+
+    facts = names["after_close"](Instance(), None, lambda: 0)
+    assert isinstance(facts.error, errors.ClosedError)
+    assert not facts.backend_started
 
 
 @pytest.mark.network

@@ -186,9 +186,9 @@ def test_paths_stay_below_the_root(tmp_path: Path) -> None:
     assert load_json_reference(JsonReference("alias.json", digest), root=root) == {}
     assert portable_path("folder/../in.json", root=root) == "in.json"
     assert portable_path(root / "alias.json", root=root) == "in.json"
-    for path in (tmp_path / "secret.json", root / "link.json", root):
+    for outside in (tmp_path / "secret.json", root / "link.json", root):
         with pytest.raises(VerificationInputError, match="below the root"):
-            portable_path(path, root=root)
+            portable_path(outside, root=root)
     with pytest.raises(VerificationInputError, match="regular"):
         file_sha256(root / "pipe.json")
     with pytest.raises(VerificationInputError, match="surrogate"):
