@@ -9,6 +9,7 @@ The tree (each class is also the builtin that a caller would catch)::
     ├── ClosedError         RuntimeError  used after close()
     ├── CaptureError        RuntimeError  work that cannot be captured, or a call refused during a capture
     ├── StreamFault         RuntimeError  device work failed; the backend's exception is the __cause__
+    ├── PipelineError       RuntimeError  an item of a pipeline failed; what it raised is the __cause__
     ├── HandleTimeout       TimeoutError  result(timeout) ran out; the handle stays usable
     └── NotPicklableError   TypeError     streams, handles and sessions do not leave their process
 
@@ -28,6 +29,7 @@ __all__ = (
     "ClosedError",
     "CaptureError",
     "StreamFault",
+    "PipelineError",
     "HandleTimeout",
     "NotPicklableError",
 )
@@ -94,6 +96,21 @@ class CaptureError(InferError, RuntimeError):
 
 class StreamFault(InferError, RuntimeError):
     """Device work failed. ``__cause__`` is the backend's exception."""
+
+
+class PipelineError(InferError, RuntimeError):
+    """An item of a pipeline or pool failed. ``__cause__`` is what its source, stage or device raised.
+
+    Attributes
+    ----------
+    index
+        The item, counted from 0 in source order.
+    stage
+        The name of the stage, or ``"source"``.
+    """
+
+    index: int = -1
+    stage: str = ""
 
 
 class HandleTimeout(InferError, TimeoutError):

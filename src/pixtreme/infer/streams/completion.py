@@ -10,24 +10,23 @@ Invariants
    cancelling a wait frees nothing.
 3. A waiter is added under the lock that ``finish`` takes, after ``done`` was looked at: no wake-up is lost.
 4. Kept values are released on the reporting thread, outside our locks, before anything later in the stream (S24c).
+5. Finishers run once, on the reporting thread, after the device is done and before the flight counts as over.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
 from pixtreme.infer.errors import BusyError, StreamFault
+from pixtreme.infer.streams.loops import CALLBACK_FAILED, Notify
 from pixtreme.infer.streams.runtime import NOT_PERMITTED, NativeStream, Runtime
+from pixtreme.infer.streams.slots import Slots
 
 logger = logging.getLogger("pixtreme.infer")
-
-Notify = Callable[[], object]
-CALLBACK_FAILED = "a completion callback failed"
 
 
 class FlightStatus(Enum):
@@ -80,28 +79,56 @@ class Fault:
             )
 
 
+class Finishers:
+    """What the host does once the device is done, as the last part of the work (A12)."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], object]] = []
+        self.fill_host = False
+
+    def add(self, call: Callable[[], object], *, fills_host: bool) -> None:
+        """Add a call; one that fills host memory makes the value unfit for other streams until the flight is over."""
+        self._calls.append(call)
+        self.fill_host |= fills_host
+
+    def run(self, cause: BaseException | None) -> BaseException | None:
+        """Make every call, whatever the device's outcome; return the first failure."""
+        for call in self._calls:
+            try:
+                call()
+            except BaseException as error:
+                cause = cause or error
+        return cause
+
+
 class Flight:
     """One recorded event and everything that hangs on it."""
 
     __slots__ = (
         "_board",
         "_dropped",
+        "_finishers",
         "_keep",
         "_lock",
         "_waiters",
         "done",
         "fault",
+        "fills_host",
         "handed_over",
         "has_handle",
         "label",
     )
 
-    def __init__(self, board: Board, label: str, keep: object, *, has_handle: bool) -> None:
+    def __init__(
+        self, board: Board, label: str, keep: object, finishers: Finishers | None = None, *, has_handle: bool
+    ) -> None:
         self.label = label
         self.done = False
         self.fault: Fault | None = None
         self.has_handle = has_handle  # it counts as in flight, and somebody may ask for its outcome
         self.handed_over = False  # another stream took the value on, and the fault with it
+        self.fills_host = finishers is not None and finishers.fill_host
+        self._finishers = finishers
         self._dropped = False
         self._board = board
         self._keep = keep
@@ -117,6 +144,9 @@ class Flight:
 
     def finish(self, cause: BaseException | None) -> None:
         """Record the outcome, once: the runtime's report."""
+        if self._finishers is not None:
+            finishers, self._finishers = self._finishers, None  # they refer to buffers, and a handle to this
+            cause = finishers.run(cause)
         with self._lock:
             if self.done:
                 TRANSITIONS[self.status, "complete" if cause is None else "fault"]  # a second report: KeyError
@@ -178,33 +208,20 @@ class Flight:
             self.fault.log_unless_known()
 
 
-class Ticket:
-    """A request for a slot; slots are given in order of asking (S10)."""
-
-    __slots__ = ("granted", "notify")
-
-    def __init__(self, notify: Notify) -> None:
-        self.notify = notify
-        self.granted = False
-
-
-class Board:
+class Board(Slots):
     """What one context has under way. Flights refer to it, so it does not refer to the context.
 
     ``max_in_flight`` bounds handles whose event has not completed, together with slots promised to a submission.
     """
 
     def __init__(self, place: str, max_in_flight: int | None) -> None:
+        super().__init__(max_in_flight)
         self.place = place
-        self.max_in_flight = max_in_flight
         self.fault: Fault | None = None
-        self._lock = threading.Lock()
         #: Handles whose flight is over. Only the reporting thread adds to it, so it needs no lock on the way to a
         #: waiter: a request is queued before it looks for room, and a landing counts before it looks at the queue.
         self.landed = 0
-        self.queue: deque[Ticket] = deque()
         self._launched = 0
-        self._promised = 0
 
     @property
     def in_flight(self) -> int:
@@ -213,39 +230,14 @@ class Board:
 
     def take(self) -> None:
         """Promise a slot to the caller, or raise `BusyError`."""
-        with self._lock:
-            if not self.queue and self._has_room():
-                self._promised += 1
-                return
-        raise BusyError(
-            why="the context bounds the handles that may be in flight",
-            what=f"{self.in_flight} are in flight on {self.place} and {len(self.queue)} submissions wait; "
-            f"accepted are max_in_flight={self.max_in_flight}",
-            how="await an earlier handle first, or wait for a slot with submit_async (or submit_sync without a loop)",
-        )
-
-    def request(self, notify: Notify) -> Ticket:
-        """Ask for a slot; ``notify`` is called when it is granted later than at once."""
-        ticket = Ticket(notify)
-        with self._lock:
-            self.queue.append(ticket)
-        self.grant()
-        return ticket
-
-    def withdraw(self, ticket: Ticket) -> None:
-        """Take a request back, granted or not."""
-        with self._lock:
-            if ticket.granted:
-                self._promised -= 1
-            else:
-                self.queue.remove(ticket)
-        self.grant()
-
-    def give_back(self) -> None:
-        """Return a promised slot unused."""
-        with self._lock:
-            self._promised -= 1
-        self.grant()
+        if not self.try_take():
+            raise BusyError(
+                why="the context bounds the handles that may be in flight",
+                what=f"{self.in_flight} are in flight on {self.place} and {len(self.queue)} submissions wait; "
+                f"accepted are max_in_flight={self.limit}",
+                how="await an earlier handle first, or wait for a slot with submit_async (or submit_sync without a "
+                "loop)",
+            )
 
     def launched(self, *, promised: bool) -> None:
         """A handle is about to be published, on a promised slot or (``record``) without one."""
@@ -259,28 +251,10 @@ class Board:
             self.fault = Fault(cause, label, self.place)
         return self.fault
 
-    def _has_room(self) -> bool:
-        return self.max_in_flight is None or self.in_flight + self._promised < self.max_in_flight
-
-    def grant(self) -> None:
-        """Give free slots to those who asked first."""
-        granted = []
-        with self._lock:
-            while self.queue and self._has_room():
-                ticket = self.queue.popleft()
-                ticket.granted = True
-                self._promised += 1
-                granted.append(ticket)
-        for ticket in granted:
-            call_logged(ticket.notify)
-
-
-def call_logged(notify: Notify) -> None:
-    """Call what a user or a loop gave us; what it raises is logged and never reaches the reporting thread (S23)."""
-    try:
-        notify()
-    except BaseException:
-        logger.exception(CALLBACK_FAILED)
+    @property
+    def out(self) -> int:
+        """Handles in flight and slots promised."""
+        return self.in_flight + self._promised
 
 
 def keep_until_done(runtime: Runtime, stream: NativeStream, kept: object) -> None:

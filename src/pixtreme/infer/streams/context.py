@@ -211,16 +211,7 @@ class StreamContext(Lane):
             )
         self._check_usable()
         self._refuse_own_thread("waiting for a slot")
-        gate = threading.Lock()
-        gate.acquire()
-        ticket = self._board.request(gate.release)
-        try:
-            if not ticket.granted:
-                self._demand()
-            gate.acquire()
-        except BaseException:  # Ctrl-C
-            self._board.withdraw(ticket)
-            raise
+        self._board.take_blocking(self._demand)
         return self._launch(fn, args, kwargs, after)
 
     async def submit_async[T](
@@ -235,17 +226,7 @@ class StreamContext(Lane):
         """
         self._check_usable()
         after = self._pinned(after)  # other tasks, and their scopes, run while this one waits
-        waiter = loops.make_waiter()
-        ticket = self._board.request(waiter.notify)
-        try:
-            if ticket.granted:
-                await loops.checkpoint()
-            else:
-                self._demand()
-                await waiter.wait()
-        except BaseException:
-            self._board.withdraw(ticket)
-            raise
+        await self._board.take_waiting(self._demand)
         return self._launch(fn, args, kwargs, after)
 
     def bind[ArtifactIdentity, F: FrameLike](

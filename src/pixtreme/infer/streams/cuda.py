@@ -258,6 +258,21 @@ class CudaRuntime:
     def same_storage(self, first: NativeArray, second: NativeArray) -> bool:
         return cuda_arrays.same_storage(first, second)
 
+    def staging_buffer(self, size: int) -> Any:
+        with self._device():
+            return np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
+
+    def copy_from_host(self, target: NativeArray, source: Any, stream: NativeStream) -> None:
+        with self._device():
+            target.set(source, stream)
+
+    def copy_to_host(self, target: Any, source: NativeArray, stream: NativeStream) -> None:
+        put_back = self.activate(stream)  # a strided source is packed first, on the same stream
+        try:
+            source.get(stream, out=target, blocking=False)
+        finally:
+            put_back()
+
     def to_host(self, array: NativeArray) -> Any:
         with self._device():
             return array.get()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pixtreme.infer.errors import BusyError, ContextError, ContractError, HandleTimeout, StreamFault, refuse_pickle
 from pixtreme.infer.streams import capture, loops
-from pixtreme.infer.streams.completion import Flight, FlightStatus, Notify, call_logged, keep_until_done
+from pixtreme.infer.streams.completion import Flight, FlightStatus, keep_until_done
+from pixtreme.infer.streams.loops import Notify, call_logged
 from pixtreme.infer.streams.runtime import NativeEvent, NativeStream
 
 if TYPE_CHECKING:

@@ -258,6 +258,15 @@ class HostRuntime:
     def same_storage(self, first: HostArray, second: HostArray) -> bool:
         return host_arrays.same_storage(first, second)
 
+    def staging_buffer(self, size: int) -> HostArray:
+        return np.empty(size, np.uint8)
+
+    def copy_from_host(self, target: HostArray, source: HostArray, stream: HostStream) -> None:
+        self.copy(target, source, stream)
+
+    def copy_to_host(self, target: HostArray, source: HostArray, stream: HostStream) -> None:
+        self.copy(target, source, stream)
+
     def to_host(self, array: HostArray) -> HostArray:
         return array.copy()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError, InferError
 from pixtreme.infer.streams import capture, scope
 from pixtreme.infer.streams.arguments import replace_handles
-from pixtreme.infer.streams.completion import Board, Flight
+from pixtreme.infer.streams.completion import Board, Finishers, Flight
 from pixtreme.infer.streams.handle import EventHandle
 from pixtreme.infer.streams.runtime import NativeEvent, NativeStream, Runtime, StreamKey
 
@@ -62,6 +62,7 @@ class Lane:
         self._turn = threading.RLock()
         self._pid = os.getpid()
         self._handed: list[object] = []  # values handed over to this stream since its last record (S16)
+        self._finishers: Finishers | None = None  # what the host does when the work since the last record is over
         runtime.attach(stream)
         _lanes.setdefault(self._key, self)  # an alias does not displace the context it stands beside
 
@@ -215,8 +216,11 @@ class Lane:
         if isinstance(dependency, EventHandle):
             self._check_runtime(dependency, dependency._context._runtime)
             dependency._outcome()
-            if dependency._context._key == self._key or dependency.done():
-                return None  # in order already, or over
+            if dependency.done():
+                return None
+            _refuse_unfilled(dependency, self._place)
+            if dependency._context._key == self._key:
+                return None  # in order already
             return partial(self._follow, dependency)
         if isinstance(dependency, Lane):
             self._check_runtime(dependency, dependency._runtime)
@@ -253,7 +257,8 @@ class Lane:
         """Record an event and return its handle: only after the record call succeeded (S36)."""
         capture.run_deferred()
         event = self._record_event()
-        flight = Flight(self._board, label, (keep, value, self._take_handed()), has_handle=True)
+        kept = (keep, value, self._take_handed())
+        flight = Flight(self._board, label, kept, self._take_finishers(), has_handle=True)
         handle = EventHandle(cast("StreamContext", self), flight, event, value)
         self._board.launched(promised=promised)
         self._runtime.report(event, self._stream, flight.finish)
@@ -262,7 +267,7 @@ class Lane:
     def _mark(self, keep: object, label: str) -> Flight:
         """Record an event without a handle; ``keep`` lives until it completes."""
         event = self._record_event()
-        flight = Flight(self._board, label, (keep, self._take_handed()), has_handle=False)
+        flight = Flight(self._board, label, (keep, self._take_handed()), self._take_finishers(), has_handle=False)
         self._runtime.report(event, self._stream, flight.finish)
         return flight
 
@@ -296,10 +301,22 @@ class Lane:
         handed, self._handed = self._handed, []
         return handed
 
+    def _take_finishers(self) -> Finishers | None:
+        finishers, self._finishers = self._finishers, None
+        return finishers
+
+    def _finish_with(self, call: Callable[[], object], *, fills_host: bool = False) -> None:
+        """Have the host call something once what is enqueued now is over, before anybody is told so (A12)."""
+        with self._turn:
+            if self._finishers is None:
+                self._finishers = Finishers()
+            self._finishers.add(call, fills_host=fills_host)
+
     def _scope_left(self) -> None:
         """Keep what was handed over inside the scope until what the scope enqueued is complete (S16)."""
         with self._turn:
-            if self._handed and self._status is ContextStatus.OPEN and not self._runtime.is_capturing(self._stream):
+            pending = self._handed or self._finishers is not None
+            if pending and self._status is ContextStatus.OPEN and not self._runtime.is_capturing(self._stream):
                 self._mark((), "use()")
 
     # -- handing over (S16) -------------------------------------------------------------------------------------
@@ -327,6 +344,7 @@ class Lane:
                 how="await the handle and pass its value, or stage the data to the other device",
             )
         handle._outcome()
+        _refuse_unfilled(handle, repr(target))
         capture.refuse_while_capturing(runtime.key(target), "on()")
         runtime.wait(target, handle._event)
         handle._flight.handed_over = True
@@ -384,3 +402,12 @@ class Lane:
                 what=f"{what} on {self._place} from one of its own tasks or callbacks would never end",
                 how="wait from another thread, or chain the next step with submit() or then()",
             )
+
+
+def _refuse_unfilled(handle: EventHandle[Any], place: str) -> None:
+    if handle._flight.fills_host and not handle.done():
+        raise ContextError(
+            why="host memory is filled by the host, which no stream can wait for on the device",
+            what=f"{place} was given {handle!r}, whose value is host memory and not filled yet",
+            how="await the handle and pass its value",
+        )

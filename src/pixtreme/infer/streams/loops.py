@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pixtreme.infer")
 
+Notify = Callable[[], object]
+CALLBACK_FAILED = "a completion callback failed"
+
 
 class Waiter(Protocol):
     """One parked task: `notify`, from any thread, ends `wait`."""
@@ -183,6 +186,14 @@ def make_waiter() -> Waiter:
     import asyncio
 
     return _asyncio_waiter()(asyncio.get_running_loop())
+
+
+def call_logged(notify: Notify) -> None:
+    """Call what a user or a loop gave us; what it raises is logged and never reaches the reporting thread (S23)."""
+    try:
+        notify()
+    except BaseException:
+        logger.exception(CALLBACK_FAILED)
 
 
 async def until(flight: Flight) -> None:

@@ -215,6 +215,18 @@ class Runtime(Protocol):
         """Tell whether two arrays are the same elements in the same order."""
         ...
 
+    def staging_buffer(self, size: int) -> Any:
+        """Allocate ``size`` bytes of host memory the device copies from and to asynchronously, as a NumPy array."""
+        ...
+
+    def copy_from_host(self, target: NativeArray, source: Any, stream: NativeStream) -> None:
+        """Enqueue ``target[...] = source`` from a C-contiguous NumPy array, which the caller keeps alive."""
+        ...
+
+    def copy_to_host(self, target: Any, source: NativeArray, stream: NativeStream) -> None:
+        """Enqueue ``target[...] = source`` to a C-contiguous NumPy array, which the caller keeps alive."""
+        ...
+
     def to_host(self, array: NativeArray) -> Any:
         """Return a NumPy copy of an array no work is pending on."""
         ...
