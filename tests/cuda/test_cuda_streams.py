@@ -397,7 +397,7 @@ from pixtreme.infer.streams import StreamContext, lane
 if sys.argv[2] == "drop":  # the retention of S16 taken out: nothing handed over is kept
     lane.Lane._take_handed = lambda self: self._handed.clear()
     real = lane.Flight
-    lane.Flight = lambda board, label, keep, *, has_handle: real(board, label, None, has_handle=has_handle)
+    lane.Flight = lambda board, label, keep, *rest, has_handle: real(board, label, None, *rest, has_handle=has_handle)
 order = random.Random(int(sys.argv[1]))
 wrong = 0
 with StreamContext.open("cuda:0") as first, StreamContext.open("cuda:0") as second:

@@ -31,7 +31,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from anyio.to_thread import run_sync
 
 from pixtreme.infer.errors import BusyError, ClosedError, ContractError, PipelineError, StreamFault
-from pixtreme.infer.streams import EventHandle, StreamContext
+from pixtreme.infer.streams import EventHandle
 from pixtreme.infer.streams.completion import FlightStatus
 
 Source = Iterable[Any] | AsyncIterable[Any]
@@ -93,7 +93,6 @@ class Flow:
         self._intake = anyio.CancelScope()
         self._finished = anyio.Event()
         self._undelivered: deque[Item] = deque()
-        self._latest: dict[StreamContext, EventHandle[Any]] = {}
         self._channels: list[Channel] = []
 
     def start(self, group: TaskGroup) -> None:
@@ -143,15 +142,15 @@ class Flow:
                         group.start_soon(self._relay, number)
                     await self._read()
         finally:
-            with anyio.CancelScope(shield=True):
-                for handle in self._latest.values():
-                    await handle._arrive()
-            self._channels[-1][0].close()
-            if self._failed:
-                for item in self._undelivered:
-                    for _, handle in item.handles:
-                        handle.exception()
-            self._finished.set()
+            try:
+                with anyio.CancelScope(shield=True):
+                    for handle in [handle for item in self._undelivered for _, handle in item.handles]:
+                        await handle._arrive()
+                        if self._failed:
+                            handle.exception()
+            finally:
+                self._channels[-1][0].close()
+                self._finished.set()
 
     async def _read(self) -> None:
         """Take items from the source through the first hop, until it ends, fails, or somebody stops it."""
@@ -193,9 +192,6 @@ class Flow:
             self._send(number, Failure(item.index, item.failed_in(), error))
             self._intake.cancel()
             return False
-        finally:
-            for _, handle in item.handles:
-                self._latest[handle.context] = handle
         self._send(number, item)
         return True
 

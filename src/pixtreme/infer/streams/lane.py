@@ -219,8 +219,6 @@ class Lane:
             if dependency.done():
                 return None
             _refuse_unfilled(dependency, self._place)
-            if dependency._context._key == self._key:
-                return None  # in order already
             return partial(self._follow, dependency)
         if isinstance(dependency, Lane):
             self._check_runtime(dependency, dependency._runtime)
@@ -237,7 +235,8 @@ class Lane:
         )
 
     def _follow(self, handle: EventHandle[Any]) -> None:
-        self._runtime.wait(self._stream, handle._event)
+        if handle._context._key != self._key:  # else it is in order already
+            self._runtime.wait(self._stream, handle._event)
         handle._flight.handed_over = True
 
     def _wait_for_stream(self, stream: NativeStream) -> None:

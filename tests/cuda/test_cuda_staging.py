@@ -1,0 +1,234 @@
+"""Staging on CUDA: page-locked buffers and asynchronous copies (A11, A12); pipelines and pools there."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import anyio
+import cupy
+import numpy as np
+import pytest
+from helpers import WAIT_S
+
+from pixtreme.infer import staging
+from pixtreme.infer.aio import Pipeline, Stage
+from pixtreme.infer.errors import BusyError, ContextError
+from pixtreme.infer.streams import StreamContext, devices
+
+pytestmark = pytest.mark.cuda
+RGB: dict[str, Any] = {"channels": "RGB", "colorspace": "sRGB", "gamma": "sRGB"}
+
+
+def image(seed: int, *, hw: tuple[int, int] = (32, 48)) -> Any:
+    return np.random.default_rng(seed).random((*hw, 3), np.float32)
+
+
+@pytest.fixture
+def two_buffers(context: StreamContext) -> Iterator[staging.StagingPool]:
+    """The device's pool, with two buffers."""
+    pool = staging.pool(context)
+    limit, pool.limit = pool.limit, 2
+    yield pool
+    pool.limit = limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+def test_there_and_back(context: StreamContext, dtype: str) -> None:
+    """A11: pixels go through page-locked memory, in stream order; a strided frame comes back packed."""
+    pixels = (image(1) * 200).astype(dtype)
+    up = staging.upload(context, pixels, **RGB)
+    np.testing.assert_array_equal(staging.download(context, up).result(WAIT_S), pixels)
+    frame = up.result(WAIT_S)
+    assert isinstance(frame.data, cupy.ndarray)
+    flipped = context.submit(lambda: cupy.from_dlpack(frame)[:, ::-1])
+    np.testing.assert_array_equal(staging.download(context, flipped).result(WAIT_S), pixels[:, ::-1])
+    assert staging.pool(context).in_use == 0
+
+
+def test_no_host_wait_and_a_source_that_changes(context: StreamContext, emulator: Any) -> None:
+    """A11: both return while the stream is held; the upload has its own copy of the pixels by then."""
+    emulator.hold(context.stream)
+    pixels = image(2)
+    kept = pixels.copy()
+    up = staging.upload(context, pixels, **RGB)
+    down = staging.download(context, up)
+    pixels[...] = -1
+    assert not down.done()
+    emulator.release()
+    np.testing.assert_array_equal(down.result(WAIT_S), kept)
+
+
+def test_a_buffer_comes_back_with_its_event_and_not_before(
+    context: StreamContext, emulator: Any, two_buffers: staging.StagingPool
+) -> None:
+    """A12: while copies are under way their buffers are out; the pool refuses a third; then all come back."""
+    emulator.hold(context.stream)
+    handles = [staging.upload(context, image(seed), **RGB) for seed in (1, 2)]
+    assert two_buffers.in_use == 2
+    with pytest.raises(BusyError, match="2 of 2 buffers"):
+        staging.upload(context, image(3), **RGB)
+    assert context.in_flight == 2
+    del handles  # nobody waits for them, and nobody holds them
+    emulator.release()
+    context.synchronize()
+    assert two_buffers.in_use == 0
+
+
+def test_waiting_for_a_buffer(context: StreamContext, emulator: Any, two_buffers: staging.StagingPool) -> None:
+    """A12: the blocking form waits in a thread, the async one on the loop; both go on when a copy is over."""
+    emulator.hold(context.stream)
+    first = [staging.upload(context, image(seed), **RGB) for seed in (1, 2)]
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(staging.upload_sync(context, image(3), **RGB)))
+    thread.start()
+
+    async def main() -> Any:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, emulator.release)
+            frame = await (await staging.upload_async(context, image(4), **RGB))
+            return await (await staging.download_async(context, frame))
+
+    np.testing.assert_array_equal(anyio.run(main), image(4))
+    thread.join(WAIT_S)
+    np.testing.assert_array_equal(results[0].result(WAIT_S).data.get(), image(3))
+    assert len(first) == 2
+    context.synchronize()
+    assert two_buffers.in_use == 0
+
+
+def test_a_failed_copy_gives_its_buffer_back(context: StreamContext, two_buffers: staging.StagingPool) -> None:
+    """A12, S6: a submission that raises after a copy keeps the buffer until the copy is over, then returns it."""
+
+    def call() -> None:
+        staging.copy_in(image(1), **RGB)
+        raise LookupError
+
+    for _ in range(5):
+        with pytest.raises(LookupError):
+            context.submit(call)
+        context.synchronize()
+    with context.use():
+        staging.copy_in(image(1), **RGB)
+    context.synchronize()
+    assert two_buffers.in_use == 0
+
+
+def test_a_faulted_copy_gives_its_buffer_back(emulator: Any) -> None:
+    """A12, S18: on a broken device the buffers come back, too, and the handle says what broke."""
+    context = StreamContext.open("cuda:0")
+    emulator.hold(context.stream)
+    emulator.fault(context.stream)
+    handle = staging.download(context, staging.upload(context, image(1), **RGB))
+    emulator.release()
+    assert handle.exception(WAIT_S) is not None
+    emulator.reset()
+    context.close()
+    assert staging.pool("cuda:0").in_use == 0
+
+
+def test_a_pending_download_is_not_handed_over(context: StreamContext, other: StreamContext, emulator: Any) -> None:
+    """A11: its value is filled by the host: no stream can wait for that, so it is refused until it is complete."""
+    emulator.hold(context.stream)
+    down = staging.download(context, staging.upload(context, image(1), **RGB))
+    for target in (other, context):
+        with pytest.raises(ContextError, match="not filled yet"):
+            target.submit(lambda array: None, down)
+    for stream in (other, other.stream, cupy.cuda.Stream(non_blocking=True)):
+        with pytest.raises(ContextError, match="not filled yet"):
+            down.on(stream)
+    emulator.release()
+    down.result(WAIT_S)
+    again = staging.upload(other, down.on(other), **RGB)
+    np.testing.assert_array_equal(again.result(WAIT_S).data.get(), image(1))
+
+
+def _scaled(frame: Any, factor: float) -> Any:
+    data = cupy.from_dlpack(frame) * np.float32(factor)
+    return StreamContext.current()._runtime.make_frame(data, **RGB)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_pipeline_across_runtimes(backend: str) -> None:
+    """A1, A7: host decode, upload, compute, download, host encode: bridged by awaiting the host side, in order."""
+
+    async def main() -> list[Any]:
+        host = StreamContext.open("cpu", name="decode")
+        contexts = [host, *(StreamContext.open("cuda:0", name=name) for name in ("in", "compute", "out"))]
+
+        def decode(seed: int) -> Any:
+            pixels = np.empty((32, 48, 3), np.float32)
+            host.stream.enqueue(lambda: np.copyto(pixels, image(seed)))
+            return pixels
+
+        def encode(pixels: Any) -> Any:
+            result = np.empty(1)
+            host.stream.enqueue(lambda: np.copyto(result, pixels.sum(dtype=np.float64)))
+            return result
+
+        async with Pipeline(
+            Stage(host, decode),
+            Stage(contexts[1], partial(staging.copy_in, **RGB)),
+            Stage(contexts[2], lambda frame: _scaled(frame, 2.0)),
+            Stage(contexts[3], staging.copy_out),
+            Stage(host, encode),
+            depth=5,
+        ) as pipeline:
+            results = [float(result[0]) async for result in pipeline.run(range(40))]
+        for context in contexts:
+            await context.aclose()
+        return results
+
+    expected = [float((image(seed) * np.float32(2)).sum(dtype=np.float64)) for seed in range(40)]
+    assert anyio.run(main, backend=backend) == expected
+    assert staging.pool("cuda:0").in_use == 0
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_cancel_storm_on_the_device(backend: str) -> None:
+    """A5, A12: cancelled, timed out and left early at random, with random delays and poisoned memory on the emulated
+    device: no result is wrong, doubled or out of order, and every buffer comes back."""
+    generator = random.Random(6)
+    delivered = 0
+
+    async def main() -> None:
+        nonlocal delivered
+        contexts = [StreamContext.open("cuda:0") for _ in range(3)]
+        stages = (
+            Stage(contexts[0], partial(staging.copy_in, **RGB)),
+            Stage(contexts[1], lambda frame: _scaled(frame, 2.0)),
+            Stage(contexts[2], staging.copy_out),
+        )
+        for _ in range(60):
+            last = -1
+            with anyio.move_on_after(generator.choice([None, 0.0, 0.002, 0.01])):
+                async with Pipeline(*stages, depth=generator.randint(1, 2)) as pipeline:
+                    run = pipeline.run(image(seed, hw=(16, 16)) for seed in range(20))
+                    leave = generator.choice([1, 5, 100])
+                    while True:
+                        with anyio.move_on_after(generator.choice([None, 0.0, 0.001])):
+                            try:
+                                result = await anext(run)
+                            except StopAsyncIteration:
+                                break
+                            last += 1
+                            delivered += 1
+                            np.testing.assert_array_equal(result, image(last, hw=(16, 16)) * np.float32(2))
+                        if last >= leave:
+                            break
+            assert [context.in_flight for context in contexts] == [0, 0, 0]
+            assert staging.pool("cuda:0").in_use == 0
+        for context in contexts:
+            await context.aclose()
+
+    anyio.run(main, backend=backend)
+    assert delivered > 60
+
+
+def test_a_device_has_a_pci_address() -> None:
+    """V13: what NVML finds the board by."""
+    address = devices.pci_bus_id("cuda:0")
+    assert len(address.split(":")) == 3
