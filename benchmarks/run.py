@@ -5,6 +5,8 @@ Prints medians and ratios, and writes JSON. Absolute times depend on the machine
 * hand-off: from the end of the work, on its thread, to the resumed task; after work that computes and work that sleeps.
 * pending: many awaits outstanding at once, from the moment the work is released until every task has resumed.
 * streams: the real network on one and on two streams, one thread each.
+* video: the pipeline of examples/video_pipeline.py against its ideal and against two ways to write it without us.
+* idle: CPU time of the process while one task waits for long work.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import numpy as np
 import trio
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import pipelines
 import realesr
 
 from pixtreme.infer.frames import HostFrame
@@ -191,7 +194,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     parser.add_argument("--quick", action="store_true", help="a tiny size, to see that it runs")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(arguments)
-    samples, pending, requests = (5, 100, 2) if options.quick else (600, 1000, 16)
+    samples, pending, requests, frames, idle = (5, 100, 2, 4, 0.2) if options.quick else (600, 1000, 16, 72, 3.0)
     results = {}
     for kind in ("computing", "sleeping"):
         for library in ("asyncio", "trio"):
@@ -202,6 +205,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     results |= {
         "pending awaits resumed, ms": asyncio.run(measure_pending(pending)),
         "real network, frames/s": measure_streams(requests),
+        **pipelines.measure_video(frames),
+        "waiting, % of a core": pipelines.measure_idle(idle),
     }
     for title, values in results.items():
         name, unit = title.split(", ")

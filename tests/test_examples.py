@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import io
+import json
+import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import multi_stream
@@ -12,8 +18,11 @@ import numpy as np
 import onnxruntime
 import pytest
 import realesr
+import serve
 import sync_call
+import trio_fanout
 import upscale_photo
+import video_pipeline
 from PIL import Image
 from rich.progress import Progress
 from tiles import Grid
@@ -109,3 +118,103 @@ def test_small_examples_are_small() -> None:
     """Two of the examples fit on a screen: at most 40 lines."""
     for module in (sync_call, multi_stream):
         assert len(Path(str(module.__file__)).read_text("utf-8").splitlines()) <= 40
+
+
+@pytest.mark.network
+def test_video_pipeline(tmp_path: Path) -> None:
+    """Decode, upload, upscale, download and encode a short video; every frame arrives, four times as large, in order."""
+    done = subprocess.run(
+        [sys.executable, video_pipeline.__file__, "--frames", "6", "--size", "48", "64", "--output", "out.mp4"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=True,
+    )
+    assert "6 frames in" in done.stdout
+    assert "longest block of the event loop" in done.stdout
+    frames = list(video_pipeline.decode(tmp_path / "out.mp4"))
+    assert [frame.shape for frame in frames] == [(192, 256, 3)] * 6
+    expected = [Image.fromarray(frame).resize((256, 192)) for frame in video_pipeline.pan(6, (48, 64))]
+    for number, frame in enumerate(frames):
+        distances = [float(np.abs(np.asarray(other, np.float32) / 255 - frame).mean()) for other in expected]
+        assert distances[number] == min(distances)
+        assert distances[number] < 0.08
+
+
+@pytest.mark.network
+def test_video_pipeline_explains_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not there ends with its name and exit code 1."""
+    assert video_pipeline.main([str(tmp_path / "absent.mp4"), "--output", str(tmp_path / "out.mp4")]) == 1
+    assert "absent.mp4" in capsys.readouterr().err
+
+
+@pytest.mark.network
+def test_trio_fanout(capsys: pytest.CaptureFixture[str]) -> None:
+    """The trio example."""
+    trio_fanout.main()
+    assert capsys.readouterr().out.count("HostFrame(384x256 float32") == 4
+
+
+class Server:
+    """`examples/serve.py` in a process of its own."""
+
+    def __init__(self, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [sys.executable, str(serve.__file__), "--port", str(self.port), *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        while True:
+            try:
+                self.ask("GET", "/health")
+                break
+            except ConnectionRefusedError:
+                assert self.process.poll() is None, self.process.communicate()[1]
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=50)
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def in_flight(self) -> int:
+        number: int = json.loads(self.ask("GET", "/health")[2])["in_flight"]
+        return number
+
+
+def _png(hw: tuple[int, int]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(next(video_pipeline.pan(1, hw))).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.network
+def test_serve() -> None:
+    """It upscales, refuses what is no image and what is too much, and after SIGTERM answers all it had accepted."""
+    server = Server("--limit", "4", "--tile", "64", "--device", "cpu")
+    try:
+        status, headers, body = server.ask("POST", "/upscale", _png((50, 70)))
+        assert (status, headers["content-type"]) == (200, "image/png")
+        assert Image.open(io.BytesIO(body)).size == (280, 200)
+        assert server.ask("POST", "/upscale", b"no picture")[0] == 400
+        assert server.ask("POST", "/upscale", bytes(serve.LARGEST_BODY + 1))[0] == 413
+        with ThreadPoolExecutor(4) as clients:
+            answers = [clients.submit(server.ask, "POST", "/upscale", _png((150, 400))) for _ in range(4)]
+            while server.in_flight() < 4:
+                assert not any(answer.done() for answer in answers)
+            status, headers, _ = server.ask("POST", "/upscale", _png((50, 70)))
+            assert (status, headers["retry-after"]) == (503, "1")
+            server.process.send_signal(signal.SIGTERM)
+            results = [answer.result() for answer in answers]
+        assert [status for status, _, _ in results] == [200] * 4
+        assert {Image.open(io.BytesIO(body)).size for _, _, body in results} == {(1600, 600)}
+        errors = server.process.communicate(timeout=20)[1]
+        assert server.process.returncode in (0, -signal.SIGTERM)  # uvicorn passes the signal on when it is done
+        assert "Traceback" not in errors
+    finally:
+        server.process.kill()
+        server.process.wait()

@@ -1,0 +1,44 @@
+"""A trio program: many tasks share a pool of streams, each with a deadline of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import realesr
+import trio
+from sklearn.datasets import load_sample_image
+
+from pixtreme.infer.aio import StreamPool
+from pixtreme.infer.frames import HostFrame
+from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
+
+
+async def fan_out(pool: StreamPool[Any], tiles: list[HostFrame]) -> list[str]:
+    """Upscale tiles at once; a task that misses its deadline gives up waiting, and its work runs to its end."""
+    results = ["too late"] * len(tiles)
+
+    async def one(index: int) -> None:
+        with trio.move_on_after(30):
+            results[index] = repr(await pool.submit(tiles[index]))
+
+    async with pool, trio.open_nursery() as nursery:
+        for index in range(len(tiles)):
+            nursery.start_soon(one, index)
+    return results
+
+
+def main() -> None:
+    photograph = load_sample_image("flower.jpg").astype(np.float32) / 255
+    crops = [photograph[100:164, left : left + 96] for left in range(0, 384, 96)]
+    tiles = [HostFrame(data=crop, channels="RGB", colorspace="sRGB", gamma="sRGB") for crop in crops]
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = OnnxArtifact(realesr.write_onnx(Path(folder) / "realesr.onnx"))
+        pool = StreamPool.open(["cpu"] * 2, FACTORY, artifact, precision="fp32", input_hw=(64, 96))
+        print(*trio.run(fan_out, pool, tiles), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
