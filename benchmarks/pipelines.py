@@ -1,9 +1,10 @@
-"""Parts of `run.py`: the video pipeline against its ideal and against a thread pool, the loop's longest callback, idling."""
+"""Parts of `run.py`: pipelines against their ideal and against other ways, the loop's longest callback, idling."""
 
 from __future__ import annotations
 
 import asyncio
 import asyncio.events
+import hashlib
 import sys
 import tempfile
 import threading
@@ -22,6 +23,7 @@ import realesr
 import video_pipeline
 from rich.progress import Progress
 
+from pixtreme.infer.aio import Pipeline, Stage
 from pixtreme.infer.frames import HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
 from pixtreme.infer.streams import StreamContext
@@ -128,7 +130,7 @@ class Video:
             await forgetting
             return figures.seconds
 
-        asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign,assignment]
         try:
             return asyncio.run(main()), longest * 1e3
         finally:
@@ -152,6 +154,33 @@ def measure_video(frames: int) -> dict[str, dict[str, float]]:
             "video stages, s": stages,
             "longest callback of the loop, ms": {"during the pipeline": block},
         }
+
+
+def measure_balanced(items: int) -> dict[str, float]:
+    """Three stages of equal work, which holds no GIL, on three contexts: items/s against all work on two cores."""
+    data = bytes(4 << 20)
+
+    def work() -> None:
+        hashlib.sha256(data).digest()
+
+    def enqueue(item: Any) -> Any:
+        StreamContext.current().stream.enqueue(work)
+        return item
+
+    async def main() -> float:
+        contexts = [StreamContext.open("cpu") for _ in range(3)]
+        async with Pipeline(*(Stage(context, enqueue) for context in contexts), depth=6) as pipeline:
+            started = time.perf_counter()
+            count = len([item async for item in pipeline.run(range(items))])
+            seconds = time.perf_counter() - started
+        for context in contexts:
+            await context.aclose()
+        return count / seconds
+
+    started = time.perf_counter()
+    for _ in range(3 * items):
+        work()
+    return {"ideal": items / ((time.perf_counter() - started) / 2), "pipeline": asyncio.run(main())}
 
 
 def measure_idle(seconds: float) -> dict[str, float]:

@@ -206,6 +206,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
         "pending awaits resumed, ms": asyncio.run(measure_pending(pending)),
         "real network, frames/s": measure_streams(requests),
         **pipelines.measure_video(frames),
+        "balanced pipeline, items/s": pipelines.measure_balanced(3 * frames),
         "waiting, % of a core": pipelines.measure_idle(idle),
     }
     for title, values in results.items():

@@ -122,7 +122,7 @@ def test_small_examples_are_small() -> None:
 
 @pytest.mark.network
 def test_video_pipeline(tmp_path: Path) -> None:
-    """Decode, upload, upscale, download and encode a short video; every frame arrives, four times as large, in order."""
+    """Decode, upload, upscale, download and encode a short video: every frame arrives, x4, in order."""
     done = subprocess.run(
         [sys.executable, video_pipeline.__file__, "--frames", "6", "--size", "48", "64", "--output", "out.mp4"],
         cwd=tmp_path,

@@ -18,6 +18,7 @@ import pytest
 
 import pixtreme.infer
 from pixtreme.infer import (
+    aio,
     contracts,
     cuda_graph,
     dispatch,
@@ -26,6 +27,7 @@ from pixtreme.infer import (
     onnx,
     onnx_module,
     recipe_identity,
+    staging,
     streams,
     testing,
     verification,
@@ -40,6 +42,7 @@ S1 S2 S3 S4 S5 S6 S7 S8 S9 S10 S11 S12 S13 S14 S15 S16 S17 S18 S19 S20 S21 S22 S
 S29 S30 S31 S32 S33 S34 S35 S36 S37 S38
 G1 G2 G3 G4 G5 G6 G7 G8 G9 G10 G11 G12 G13 G14 G15 G16 G17 G18 G19 G20 G21
 O1 O2 O3 O4 O5 O6 O7 O8 O9 O9a O10 O11 O12
+A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12
 V1 V2 V3 V4 V5 V6 V7 V8 V9 V10 V11 V12 V13 V14
 """.split()
 # What enqueues on a stream must say all three; what only looks or waits says whether it blocks.
@@ -58,6 +61,14 @@ ENQUEUES = [
     cuda_graph.CudaGraphBuffers.copy_inputs,
     cuda_graph.CudaGraphBuffers.copy_output,
     onnx_module.OnnxInference.__call__,
+    aio.Pipeline.run,
+    aio.StreamPool.submit,
+    aio.StreamPool.submit_async,
+    aio.StreamPool.map,
+    staging.copy_in,
+    staging.copy_out,
+    staging.upload,
+    staging.download,
 ]
 LOOKS_OR_WAITS = [
     testing.check_runtime,
@@ -81,6 +92,14 @@ LOOKS_OR_WAITS = [
     onnx.run_onnx,
     onnx_module.OnnxFactory.open,
     onnx_module.OnnxInference.close,
+    aio.StreamPool.open,
+    aio.StreamPool.close,
+    aio.StreamPool.aclose,
+    staging.pool,
+    staging.upload_sync,
+    staging.upload_async,
+    staging.download_sync,
+    staging.download_async,
     verification.EventTimer,
     verification.WallTimer,
     verification.measure_requests,
@@ -124,6 +143,7 @@ def test_what_looks_or_waits_says_whether_it_blocks(call: Any) -> None:
     "module",
     [
         pixtreme.infer,
+        aio,
         contracts,
         cuda_graph,
         dispatch,
@@ -132,6 +152,7 @@ def test_what_looks_or_waits_says_whether_it_blocks(call: Any) -> None:
         onnx,
         onnx_module,
         recipe_identity,
+        staging,
         streams,
         testing,
         verification,
@@ -193,7 +214,7 @@ def test_readme_code_runs(network: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
     names: dict[str, Any] = {"pixels": image, "image": image, "blur": enqueue_copy, "sharpen": enqueue_copy}
     blocks = _blocks("python")
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         assert len(block.splitlines()) <= 15
         exec(compile(block, "README.md", "exec"), names)
@@ -203,6 +224,15 @@ def test_readme_code_runs(network: Path, tmp_path: Path, monkeypatch: pytest.Mon
         return [result.shape async for result in names["serve"]([names["frame"]] * 3)]
 
     assert asyncio.run(consume()) == [(256, 384, 3)] * 3
+
+    async def upscale_video() -> list[tuple[int, ...]]:
+        async with streams.StreamContext.open("cpu") as context:
+            network = context.bind(
+                onnx_module.FACTORY, onnx_module.OnnxArtifact("network.onnx"), precision="fp32", input_hw=(64, 96)
+            )
+            return [pixels.shape async for pixels in names["upscale_video"]([image] * 3, network)]
+
+    assert asyncio.run(upscale_video()) == [(256, 384, 3)] * 3
 
 
 def test_readme_commands() -> None:

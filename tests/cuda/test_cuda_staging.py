@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -226,6 +229,32 @@ def test_cancel_storm_on_the_device(backend: str) -> None:
 
     anyio.run(main, backend=backend)
     assert delivered > 60
+
+
+def test_current_on_another_device(emulator: Any) -> None:
+    """S5: the caller's current stream is waited for although it is on another device than the context."""
+    program = """
+import ctypes, cupy
+from pixtreme.infer.streams import StreamContext
+library = ctypes.CDLL("libcudart.so.12")
+flag = ctypes.c_int(0)
+with StreamContext.open("cuda:0") as context:
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        assert library.emu_block(ctypes.c_void_p(stream.ptr), ctypes.byref(flag)) == 0
+        with stream:
+            ordered = context.submit(lambda: None)
+            free = StreamContext.open("cuda:0")
+            alone = free.submit(lambda: None, after=None)
+    alone.result(20)
+    print(ordered.done())
+    flag.value = 1
+    ordered.result(20)
+    free.close()
+"""
+    environment = os.environ | {"EMU_DEVICES": "2"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, env=environment)
+    assert (done.stdout.split(), done.stderr) == (["False"], "")
 
 
 def test_a_device_has_a_pci_address() -> None:

@@ -31,8 +31,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from anyio.to_thread import run_sync
 
 from pixtreme.infer.errors import BusyError, ClosedError, ContractError, PipelineError, StreamFault
-from pixtreme.infer.streams import EventHandle
-from pixtreme.infer.streams.completion import FlightStatus
+from pixtreme.infer.streams import EventHandle, StreamContext, loops
+from pixtreme.infer.streams.completion import Flight, FlightStatus
 
 Source = Iterable[Any] | AsyncIterable[Any]
 
@@ -93,6 +93,7 @@ class Flow:
         self._intake = anyio.CancelScope()
         self._finished = anyio.Event()
         self._undelivered: deque[Item] = deque()
+        self._reported: list[tuple[StreamContext, Flight]] = []  # of the item delivered last
         self._channels: list[Channel] = []
 
     def start(self, group: TaskGroup) -> None:
@@ -128,6 +129,8 @@ class Flow:
         """The first undelivered item reaches its consumer."""
         first = self._undelivered.popleft()
         assert first is item
+        # Its last stage is over, and so is the device with the others; their own threads may still be about to say so.
+        self._reported = [(handle.context, handle._flight) for _, handle in item.handles]
         self._room.release()
 
     def known_to_have_failed(self) -> None:
@@ -144,6 +147,9 @@ class Flow:
         finally:
             try:
                 with anyio.CancelScope(shield=True):
+                    for context, flight in self._reported:
+                        context._demand()
+                        await loops.until(flight)
                     for handle in [handle for item in self._undelivered for _, handle in item.handles]:
                         await handle._arrive()
                         if self._failed:

@@ -146,6 +146,9 @@ class CudaRuntime:
             return None
         return cupy.cuda.get_current_stream(self.ordinal)
 
+    def here(self) -> CudaRuntime:
+        return runtime_of(int(cupy.cuda.runtime.getDevice()))
+
     def activate(self, stream: NativeStream) -> Callable[[], None]:
         device = cupy.cuda.runtime.getDevice()
         cupy.cuda.runtime.setDevice(self.ordinal)

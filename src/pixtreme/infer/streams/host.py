@@ -142,6 +142,9 @@ class HostRuntime:
     def current(self) -> HostStream | None:
         return getattr(here, "stream", None)
 
+    def here(self) -> HostRuntime:
+        return self
+
     def activate(self, stream: HostStream) -> Callable[[], None]:
         found = self.current()
         here.stream = stream

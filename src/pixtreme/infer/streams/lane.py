@@ -199,12 +199,13 @@ class Lane:
                     how="pass a list, such as after=[handle]",
                 )
             return list(after)
-        current = self._runtime.current()
-        if current is None or self._runtime.key(current) == self._key:
+        runtime = self._runtime.here()  # the caller's device may be another one than this context's
+        current = runtime.current()
+        if current is None or runtime.key(current) == self._key:
             return []
-        capture.refuse_while_capturing(self._runtime.key(current), f"ordering {self._place} after it")
-        event = self._runtime.create_event()
-        self._runtime.record(event, current)
+        capture.refuse_while_capturing(runtime.key(current), f"ordering {self._place} after it")
+        event = runtime.create_event()
+        runtime.record(event, current)
         return [event]
 
     def _plan_waits(self, dependencies: Iterable[Any]) -> list[Callable[[], None]]:

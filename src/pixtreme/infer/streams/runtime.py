@@ -108,6 +108,10 @@ class Runtime(Protocol):
         """Return this thread's current stream, or None where the thread has none."""
         ...
 
+    def here(self) -> Runtime:
+        """Return the runtime, of this kind, of the device that is current on this thread."""
+        ...
+
     def activate(self, stream: NativeStream) -> Callable[[], None]:
         """Make device and stream current for this thread; the returned callable puts back what was found."""
         ...
