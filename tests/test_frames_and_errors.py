@@ -22,6 +22,7 @@ CLASSES = {
     "ClosedError": RuntimeError,
     "CaptureError": RuntimeError,
     "StreamFault": RuntimeError,
+    "PipelineError": RuntimeError,
     "HandleTimeout": TimeoutError,
     "NotPicklableError": TypeError,
 }

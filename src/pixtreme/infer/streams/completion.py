@@ -153,14 +153,13 @@ class Flight:
             if cause is not None:
                 self.fault = self._board.first_fault(cause, self.label)
                 self.fault.delivered |= self.has_handle
+            if self.has_handle:
+                self._board.landed += 1  # before anyone can see that it is done, who may want the slot
             self.done = True
             waiters, self._waiters = self._waiters, {}
             keep, self._keep = self._keep, None
-        if self.has_handle:  # before anyone wakes, who may want the slot
-            board = self._board
-            board.landed += 1
-            if board.queue:
-                board.grant()
+        if self.has_handle and self._board.queue:
+            self._board.grant()
         for notify in waiters:
             try:  # call_logged() without its frame: every one counts on the way to a waiter
                 notify()
