@@ -304,3 +304,15 @@ def test_files_stay_small() -> None:
     """No source file is much over 400 lines."""
     lengths = {path.name: len(path.read_text("utf-8").splitlines()) for path in (ROOT / "src").rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 420} == {}
+
+
+def test_only_aio_imports_anyio() -> None:
+    """A1: the core, staging and verification work where no event loop and no anyio is ever loaded."""
+    program = (
+        "import sys, pixtreme.infer.staging, pixtreme.infer.verification, pixtreme.infer.onnx_module\n"
+        "print([name for name in ('anyio', 'asyncio', 'trio', 'uvloop') if name in sys.modules])\n"
+        "import pixtreme.infer.aio\n"
+        "print('anyio' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]

@@ -229,7 +229,7 @@ def test_after_a_failed_capture(context: StreamContext) -> None:
     """S35: the backend's pending error is consumed: the next unrelated call is not blamed."""
     with pytest.raises(Exception, match="capturing"), context.use():
         CudaGraphSession({"run": context.stream.synchronize})
-    assert cupy.cuda.runtime.streamQuery(context.stream.ptr) == 0
+    assert cupy.cuda.runtime.streamQuery(context.stream.ptr) in (0, 600)  # complete, or not yet: no error of another's
     cupy.cuda.Stream(non_blocking=True).synchronize()
     assert cupy.ones(3).sum().get() == 3
 

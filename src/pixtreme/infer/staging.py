@@ -13,7 +13,9 @@ await it before passing the array on. A pending one is refused by every other st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -162,7 +164,7 @@ def copy_in(array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, mat
     """
     context = StreamContext.current()
     source = HostFrame(data=array, channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)
-    return _copied_in(None, context, source)
+    return _copied_in(context, source)
 
 
 def copy_out(frame: FrameLike, /) -> Pixels:
@@ -187,7 +189,7 @@ def copy_out(frame: FrameLike, /) -> Pixels:
     Lifetime
         The frame lives until the copy is done.
     """
-    return _copied_out(None, StreamContext.current(), frame)
+    return _copied_out(StreamContext.current(), frame)
 
 
 def upload(
@@ -206,7 +208,7 @@ def upload(
         None.
     """
     source = HostFrame(data=array, channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)
-    return context.submit(_copied_in, None, context, source)
+    return context.submit(_copied_in, context, source)
 
 
 def download(context: StreamContext, frame: FrameLike | EventHandle[FrameLike], /) -> EventHandle[Pixels]:
@@ -222,7 +224,7 @@ def download(context: StreamContext, frame: FrameLike | EventHandle[FrameLike], 
     Host synchronization
         None.
     """
-    return context.submit(_copied_out, None, context, frame)
+    return context.submit(_copied_out, context, frame)
 
 
 def upload_sync(
@@ -271,7 +273,7 @@ class _Lease:
     """A slot of a pool, and the buffer in it, until the copy is over or never came to be."""
 
     def __init__(self, owner: StagingPool) -> None:
-        self._owner = owner
+        self.owner = owner
         self._buffer: Pixels | None = None
         self._view: Pixels | None = None
         self.taken = False  # by a copy that was enqueued, whose event gives it back
@@ -279,7 +281,7 @@ class _Lease:
     def view(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Pixels:
         """Return the buffer as an array."""
         size = int(np.prod(shape)) * dtype.itemsize
-        self._buffer = self._owner._buffer(size)
+        self._buffer = self.owner._buffer(size)
         self._view = self._buffer[:size].view(dtype).reshape(shape)
         return self._view
 
@@ -294,10 +296,49 @@ class _Lease:
     def release(self) -> None:
         """Give the buffer back."""
         buffer, self._buffer, self._view = self._buffer, None, None
-        self._owner._return(buffer)
+        self.owner._return(buffer)
 
 
-def _copied_in(lease: _Lease | None, context: StreamContext, source: HostFrame) -> FrameLike:
+_reserved: ContextVar[_Lease | None] = ContextVar("_reserved", default=None)
+
+
+def takes_a_buffer(context: StreamContext, call: object) -> bool:
+    """Tell whether ``call`` is `copy_in` or `copy_out`, perhaps with arguments, and needs a buffer of the device."""
+    while isinstance(call, partial):
+        call = call.func
+    return context.device != "cpu" and call in (copy_in, copy_out)
+
+
+@contextmanager
+def reserved_sync(context: StreamContext) -> Iterator[None]:
+    """Block until a buffer is free, for the copy that the block submits."""
+    owner = pool(context)
+    owner._slots.take_blocking(_nothing)
+    with _held(_Lease(owner)):
+        yield
+
+
+@asynccontextmanager
+async def reserved_async(context: StreamContext) -> AsyncIterator[None]:
+    """Wait until a buffer is free, for the copy that the block submits."""
+    owner = pool(context)
+    await owner._slots.take_waiting(_nothing)
+    with _held(_Lease(owner)):
+        yield
+
+
+@contextmanager
+def _held(lease: _Lease) -> Iterator[None]:
+    token = _reserved.set(lease)
+    try:
+        yield
+    finally:
+        _reserved.reset(token)
+        if not lease.taken:
+            lease.release()
+
+
+def _copied_in(context: StreamContext, source: HostFrame) -> FrameLike:
     runtime = context._runtime
     target = runtime.empty(source.shape, source.dtype)
     frame = runtime.make_frame(
@@ -310,30 +351,27 @@ def _copied_in(lease: _Lease | None, context: StreamContext, source: HostFrame) 
     if context.device == "cpu":
         runtime.copy(target, source.data, context.stream)
         return frame
-    lease = lease or _lease(context)
-    view = _staged(lease, context, source.shape, source.dtype)
+    view = _staged(context, source.shape, source.dtype)
     np.copyto(view, source.data)
     runtime.copy_from_host(target, view, context.stream)
     return frame
 
 
-def _copied_out(lease: _Lease | None, context: StreamContext, frame: FrameLike) -> Pixels:
+def _copied_out(context: StreamContext, frame: FrameLike) -> Pixels:
     runtime = context._runtime
     array = runtime.import_array(frame, name="frame")
     result = np.empty(tuple(array.shape), array.dtype)
     if context.device == "cpu":
         runtime.copy(result, array, context.stream)
         return result
-    lease = lease or _lease(context)
-    view = _staged(lease, context, result.shape, result.dtype, fill=result)
+    view = _staged(context, result.shape, result.dtype, fill=result)
     runtime.copy_to_host(view, array, context.stream)
     return result
 
 
-def _staged(
-    lease: _Lease, context: StreamContext, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Pixels | None = None
-) -> Pixels:
-    """Return the lease's buffer as an array; from here on the event recorded next gives it back, come what may."""
+def _staged(context: StreamContext, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Pixels | None = None) -> Pixels:
+    """Return a buffer as an array; from here on the event recorded next gives it back, come what may."""
+    lease = _lease(context)
     lease.taken = True
     context._finish_with(partial(lease.finish, fill), fills_host=fill is not None)
     context._demand()  # buffers come back without anybody waiting for the handle
@@ -341,7 +379,10 @@ def _staged(
 
 
 def _lease(context: StreamContext) -> _Lease:
-    owner = pool(context)
+    """Return the buffer reserved for this copy, or one that is free now."""
+    owner, lease = pool(context), _reserved.get()
+    if lease is not None and lease.owner is owner and not lease.taken:
+        return lease
     if not owner._slots.try_take():
         raise BusyError(
             why="page-locked memory is bounded",
@@ -361,30 +402,18 @@ def _submitted_sync[T](context: StreamContext, copy: Callable[..., T], source: A
         )
     context._check_usable()
     if context.device == "cpu":
-        return context.submit_sync(copy, None, context, source)
-    owner = pool(context)
-    owner._slots.take_blocking(_nothing)
-    lease = _Lease(owner)
-    try:
-        return context.submit_sync(copy, lease, context, source)
-    finally:
-        if not lease.taken:
-            lease.release()
+        return context.submit_sync(copy, context, source)
+    with reserved_sync(context):
+        return context.submit_sync(copy, context, source)
 
 
 async def _submitted_async[T](context: StreamContext, copy: Callable[..., T], source: Any) -> EventHandle[T]:
     context._check_usable()
     if context.device == "cpu":
-        return await context.submit_async(copy, None, context, source)
+        return await context.submit_async(copy, context, source)
     after = context._pinned("current")  # other tasks, and their scopes, run while this one waits
-    owner = pool(context)
-    await owner._slots.take_waiting(_nothing)
-    lease = _Lease(owner)
-    try:
-        return await context.submit_async(copy, lease, context, source, after=after)
-    finally:
-        if not lease.taken:
-            lease.release()
+    async with reserved_async(context):
+        return await context.submit_async(copy, context, source, after=after)
 
 
 def _nothing() -> None:

@@ -145,12 +145,14 @@ class Flow:
                         group.start_soon(self._relay, number)
                     await self._read()
         finally:
+            # Both at once, before the first await: meanwhile items go on to the consumer.
+            reported, left = self._reported, [handle for item in self._undelivered for _, handle in item.handles]
             try:
                 with anyio.CancelScope(shield=True):
-                    for context, flight in self._reported:
+                    for context, flight in reported:
                         context._demand()
                         await loops.until(flight)
-                    for handle in [handle for item in self._undelivered for _, handle in item.handles]:
+                    for handle in left:
                         await handle._arrive()
                         if self._failed:
                             handle.exception()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -10,10 +11,11 @@ from typing import Any, NoReturn, Self
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
+from pixtreme.infer import staging
 from pixtreme.infer.aio.flow import Hop, Item, Owner, Run, Source
 from pixtreme.infer.declarations import is_positive_int
 from pixtreme.infer.errors import ContextError, ContractError
-from pixtreme.infer.streams import BoundInference, StreamContext
+from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext
 from pixtreme.infer.streams.lane import After
 
 
@@ -161,11 +163,15 @@ def _hops(stages: Sequence[Stage]) -> list[Hop]:
 
 
 async def _launch(stages: Sequence[Stage], item: Item) -> None:
-    """Submit an item to stages one after the other; where a context is full, wait for a slot."""
+    """Submit an item to stages one after the other; where a context or the staging pool is full, wait."""
     for stage in stages:
         item.stage = stage.name
         context, after = stage.context, _first_only(item)
-        if context._board.limit is None:
+        if staging.takes_a_buffer(context, stage.call):
+            after = context._pinned(after)  # other tasks, and their scopes, run while this one waits
+            async with staging.reserved_async(context):
+                handle = await context.submit_async(stage.call, item.value, after=after)
+        elif context._board.limit is None:
             handle = context.submit(stage.call, item.value, after=after)
         else:
             handle = await context.submit_async(stage.call, item.value, after=after)
@@ -175,8 +181,14 @@ async def _launch(stages: Sequence[Stage], item: Item) -> None:
 async def _launch_in_thread(stage: Stage, limiter: CapacityLimiter, item: Item) -> None:
     """Submit an item from a thread."""
     item.stage = stage.name
-    after = stage.context._pinned(_first_only(item))  # the thread has another current stream than the loop
-    submit = partial(stage.context.submit_sync, stage.call, item.value, after=after)
+    context = stage.context
+    after = context._pinned(_first_only(item))  # the thread has another current stream than the loop
+
+    def submit() -> EventHandle[Any]:
+        waits = staging.takes_a_buffer(context, stage.call)
+        with staging.reserved_sync(context) if waits else nullcontext():
+            return context.submit_sync(stage.call, item.value, after=after)
+
     item.launched(stage.name, await run_sync(submit, limiter=limiter))
 
 
