@@ -154,9 +154,11 @@ def _scaled(frame: Any, factor: float) -> Any:
     return StreamContext.current()._runtime.make_frame(data, **RGB)
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_pipeline_across_runtimes(backend: str) -> None:
-    """A1, A7: host decode, upload, compute, download, host encode: bridged by awaiting the host side, in order."""
+def test_a_pipeline_across_runtimes(backend: str, in_thread: bool, two_buffers: staging.StagingPool) -> None:
+    """A1, A7, A12: host decode, upload, compute, download, host encode: bridged by awaiting the host side, in order;
+    with fewer buffers than items on their way a stage waits for one."""
 
     async def main() -> list[Any]:
         host = StreamContext.open("cpu", name="decode")
@@ -174,7 +176,7 @@ def test_a_pipeline_across_runtimes(backend: str) -> None:
 
         async with Pipeline(
             Stage(host, decode),
-            Stage(contexts[1], partial(staging.copy_in, **RGB)),
+            Stage(contexts[1], partial(staging.copy_in, **RGB), in_thread=in_thread),
             Stage(contexts[2], lambda frame: _scaled(frame, 2.0)),
             Stage(contexts[3], staging.copy_out),
             Stage(host, encode),
@@ -187,7 +189,7 @@ def test_a_pipeline_across_runtimes(backend: str) -> None:
 
     expected = [float((image(seed) * np.float32(2)).sum(dtype=np.float64)) for seed in range(40)]
     assert anyio.run(main, backend=backend) == expected
-    assert staging.pool("cuda:0").in_use == 0
+    assert two_buffers.in_use == 0
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

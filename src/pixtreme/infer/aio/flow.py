@@ -87,7 +87,6 @@ class Flow:
         self._source = source
         self._blocking = blocking_source
         self._started = False
-        self._failed = False
         self._room = anyio.Semaphore(depth)
         self._scope = anyio.CancelScope()
         self._intake = anyio.CancelScope()
@@ -133,9 +132,11 @@ class Flow:
         self._reported = [(handle.context, handle._flight) for _, handle in item.handles]
         self._room.release()
 
-    def known_to_have_failed(self) -> None:
-        """The failure is being raised: faults of the items behind it are no news."""
-        self._failed = True
+    def retrieve_faults(self) -> None:
+        """The failure is being raised, after `settle`: faults of the items behind it are no news."""
+        for item in self._undelivered:
+            for _, handle in item.handles:
+                handle.exception()
 
     async def _drive(self) -> None:
         try:
@@ -154,8 +155,6 @@ class Flow:
                         await loops.until(flight)
                     for handle in left:
                         await handle._arrive()
-                        if self._failed:
-                            handle.exception()
             finally:
                 self._channels[-1][0].close()
                 self._finished.set()
@@ -272,10 +271,9 @@ class Run[T](AsyncIterator[T]):
                 self._flow.delivered(message)
                 return value
         self.over = True
-        if isinstance(message, Failure):
-            self._flow.known_to_have_failed()
         await self._flow.settle()
         if isinstance(message, Failure):
+            self._flow.retrieve_faults()
             raise _pipeline_error(message) from message.cause
         raise StopAsyncIteration
 
