@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 
-from pixtreme.infer import staging
+from pixtreme.infer import staging, staging_buffers
 from pixtreme.infer.aio.flow import Hop, Item, Owner, Run, Source
 from pixtreme.infer.declarations import is_positive_int
 from pixtreme.infer.errors import ContextError, ContractError
@@ -169,7 +169,7 @@ async def _launch(stages: Sequence[Stage], item: Item) -> None:
         context, after = stage.context, _first_only(item)
         if staging.takes_a_buffer(context, stage.call):
             after = context._pinned(after)  # other tasks, and their scopes, run while this one waits
-            async with staging.reserved_async(context):
+            async with staging_buffers.reserved_async(context):
                 handle = await context.submit_async(stage.call, item.value, after=after)
         elif context._board.limit is None:
             handle = context.submit(stage.call, item.value, after=after)
@@ -186,7 +186,7 @@ async def _launch_in_thread(stage: Stage, limiter: CapacityLimiter, item: Item) 
 
     def submit() -> EventHandle[Any]:
         waits = staging.takes_a_buffer(context, stage.call)
-        with staging.reserved_sync(context) if waits else nullcontext():
+        with staging_buffers.reserved_sync(context) if waits else nullcontext():
             return context.submit_sync(stage.call, item.value, after=after)
 
     item.launched(stage.name, await run_sync(submit, limiter=limiter))
