@@ -1,4 +1,4 @@
-"""Page-locked buffers of a device, a bounded number, and the copies that borrow them (A12). Public through `staging`."""
+"""Page-locked buffers of a device, a bounded number, and the copies that borrow them (A12). Public via `staging`."""
 
 from __future__ import annotations
 
