@@ -257,6 +257,8 @@ async def test_a_run_left_early_makes_way(context: StreamContext) -> None:
     async with Pipeline(Stage(context, Adder(context))) as pipeline:
         async for _ in pipeline.run(cells(50)):
             break
+        for _ in range(3):
+            pipeline.run(cells(50))  # dropped, and never iterated
         assert numbers([result async for result in pipeline.run(cells(3))]) == [1.0, 2.0, 3.0]
         async with aclosing(pipeline.run(cells(50))) as run:
             async for _ in run:

@@ -82,7 +82,10 @@ Channel = tuple[MemoryObjectSendStream[Message], MemoryObjectReceiveStream[Messa
 class Flow:
     """One run of a source through hops."""
 
-    def __init__(self, hops: Sequence[Hop], source: Source, *, depth: int, blocking_source: bool) -> None:
+    def __init__(
+        self, hops: Sequence[Hop], source: Source, before: Flow | None, *, depth: int, blocking_source: bool
+    ) -> None:
+        self._before = before  # the run before this one, which may have been left early
         self._hops = hops
         self._source = source
         self._blocking = blocking_source
@@ -95,8 +98,9 @@ class Flow:
         self._reported: list[tuple[StreamContext, Flight]] = []  # of the item delivered last
         self._channels: list[Channel] = []
 
-    def start(self, group: TaskGroup) -> None:
-        """Begin to read the source, once."""
+    async def start(self, group: TaskGroup) -> None:
+        """Begin to read the source, once, after the flow before has settled."""
+        await self._settle_before()
         if not self._started:
             self._started = True
             # What comes in at 0 left the first hop; what comes out of the last is for whoever iterates.
@@ -105,6 +109,7 @@ class Flow:
 
     async def settle(self) -> None:
         """Stop, and wait until everything is finished; a cancellation waits as well."""
+        await self._settle_before()
         if self._started:
             self._scope.cancel()
             with anyio.CancelScope(shield=True):
@@ -112,6 +117,11 @@ class Flow:
         for send, receive in self._channels:
             send.close()
             receive.close()
+
+    async def _settle_before(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            await before.settle()
 
     async def receive(self) -> Message:
         """Return what comes next for whoever iterates."""
@@ -213,9 +223,8 @@ class Run[T](AsyncIterator[T]):
     block, or the next run waits for what is under way. A cancelled wait loses no result: iterate on.
     """
 
-    def __init__(self, flow: Flow, before: Flow | None, group: TaskGroup) -> None:
+    def __init__(self, flow: Flow, group: TaskGroup) -> None:
         self._flow = flow
-        self._before = before  # was left early, perhaps: it finishes first
         self._group = group
         self._next: Message | None = None  # received, and not delivered yet
         self._busy = False
@@ -254,10 +263,7 @@ class Run[T](AsyncIterator[T]):
     async def _advance(self) -> T:
         if self.over:
             raise StopAsyncIteration
-        before, self._before = self._before, None
-        if before is not None:
-            await before.settle()
-        self._flow.start(self._group)
+        await self._flow.start(self._group)
         if self._next is None:
             self._next = await self._flow.receive()
         message = self._next
@@ -303,8 +309,8 @@ class Owner:
                 what=f"{self!r} has a run that is not over; accepted is one at a time",
                 how="iterate it to its end or `await run.aclose()` first, or use a second pipeline",
             )
-        flow = Flow(hops, source, depth=depth, blocking_source=blocking_source)
-        run: Run[Any] = Run(flow, self._flow, group)
+        flow = Flow(hops, source, self._flow, depth=depth, blocking_source=blocking_source)
+        run: Run[Any] = Run(flow, group)
         self._flow, self._run = flow, weakref.ref(run)
         return run
 
