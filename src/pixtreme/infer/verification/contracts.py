@@ -42,6 +42,7 @@ from pixtreme.infer.verification.facts import (
     VerificationFinding,
     VerificationReport,
 )
+from pixtreme.infer.verification.judgements import Findings, Outputs, Resources
 
 __all__ = (
     "VerificationFinding",
@@ -74,9 +75,7 @@ __all__ = (
 )
 
 type Cases[T] = Callable[[], T] | Sequence[Callable[[], T]]
-type Judge[T] = Callable[[T, str], Iterator[VerificationFinding]]
-Resources = Callable[[ResourceSnapshot, ResourceSnapshot], bool]
-Outputs = Callable[[Any, Any], bool]
+type Judge[T] = Callable[[T, str], Findings]
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def _module_checks(suite: StatelessContractSuite | TemporalContractSuite) -> Ite
         refuse("suite.common", repr(common), "CommonContractCases")
     equivalent = _guarded(common.outputs_equivalent)
 
-    def boundary(facts: FrameBoundaryFacts, path: str) -> Iterator[VerificationFinding]:
+    def boundary(facts: FrameBoundaryFacts, path: str) -> Findings:
         return judge_boundary(contract, facts, path)
 
     yield _check("frame-boundary", common.frame_boundaries, FrameBoundaryFacts, boundary, "frame_boundaries")
