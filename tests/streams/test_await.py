@@ -32,6 +32,7 @@ async def test_a_waiter_nobody_awaits() -> None:
     """S23: a wake-up that comes before the task has parked, or twice, or after a cancelled wait, does nothing."""
     waiter = loops.make_waiter()
     for last in (True, False):
+        waiter.notify()
         waiter.wake(last=last)
     with anyio.fail_after(WAIT_S):
         await waiter.wait()
@@ -426,7 +427,7 @@ class TestLoops:
         gate.hold(context)
         handle = context.submit(lambda: 1)
         woken = threading.Event()
-        inbox = loops._Inbox()
+        inbox = loops._Inbox(None)
         handle._flight.add_waiter(lambda: inbox.send(StubWaiter(lambda run: fail("wake"), int)))
         handle._flight.add_waiter(woken.set)
         gate.open()
@@ -438,7 +439,7 @@ class TestLoops:
     def test_a_waiter_that_cannot_be_woken(self, log: LogRecords) -> None:
         """S23: on the loop a raising waiter loses no other one; nothing escapes into trio's entry queue."""
         runs: list[Callable[[], object]] = []
-        inbox = loops._Inbox()
+        inbox = loops._Inbox(None)
         woken: list[int] = []
         inbox.send(StubWaiter(runs.append, fail))
         inbox.send(StubWaiter(runs.append, lambda: woken.append(1)))

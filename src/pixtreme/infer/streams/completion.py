@@ -79,6 +79,23 @@ class Fault:
             )
 
 
+class _Unasked:
+    """Belongs to a flight that a fault broke, and says so when it goes: then nobody is left who could ask (S18).
+
+    A handle refers to its flight, and so does the runtime until the report; a handle needs no finaliser for this.
+    """
+
+    __slots__ = ("_fault", "handed_over")
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self.handed_over = False
+
+    def __del__(self) -> None:
+        if not self.handed_over:
+            self._fault.log_unless_known()
+
+
 class Finishers:
     """What the host does once the device is done, as the last part of the work (A12)."""
 
@@ -106,15 +123,15 @@ class Flight:
 
     __slots__ = (
         "_board",
-        "_dropped",
         "_finishers",
+        "_handed_over",
         "_keep",
         "_lock",
+        "_unasked",
         "_waiters",
         "done",
         "fault",
         "fills_host",
-        "handed_over",
         "has_handle",
         "label",
     )
@@ -126,10 +143,10 @@ class Flight:
         self.done = False
         self.fault: Fault | None = None
         self.has_handle = has_handle  # it counts as in flight, and somebody may ask for its outcome
-        self.handed_over = False  # another stream took the value on, and the fault with it
         self.fills_host = finishers is not None and finishers.fill_host
         self._finishers = finishers
-        self._dropped = False
+        self._handed_over = False
+        self._unasked: _Unasked | None = None
         self._board = board
         self._keep = keep
         self._lock = threading.Lock()
@@ -153,11 +170,12 @@ class Flight:
             if cause is not None:
                 self.fault = self._board.first_fault(cause, self.label)
                 self.fault.delivered |= self.has_handle
+                if self.has_handle and not self._handed_over:
+                    self._unasked = _Unasked(self.fault)
             if self.has_handle:
                 self._board.landed += 1  # before anyone can see that it is done, who may want the slot
             self.done = True
             waiters, self._waiters = self._waiters, {}
-            keep, self._keep = self._keep, None
         if self.has_handle and self._board.queue:
             self._board.grant()
         for notify in waiters:
@@ -165,9 +183,7 @@ class Flight:
                 notify()
             except BaseException:  # a user's callback, or a loop: it must not cost the others their wake-up (S23)
                 logger.exception(CALLBACK_FAILED)
-        if self._dropped:
-            self._log_fault()
-        del keep  # after the waiters: a finaliser, or memory going back to the system, may take its time
+        self._keep = None  # after the waiters: a finaliser, or memory going back to the system, may take its time
 
     def add_waiter(self, notify: Notify) -> bool:
         """Call ``notify`` when the flight finishes, on the reporting thread; False if it is over already."""
@@ -196,15 +212,12 @@ class Flight:
         finally:
             self.discard_waiter(gate.release)
 
-    def drop(self) -> None:
-        """The last handle has gone: log a fault nobody retrieved, now or when it comes."""
-        self._dropped = True
-        if self.done:
-            self._log_fault()
-
-    def _log_fault(self) -> None:
-        if self.fault is not None and not self.handed_over:
-            self.fault.log_unless_known()
+    def hand_over(self) -> None:
+        """Another stream takes the value on, and a fault with it: nobody need ask here."""
+        with self._lock:
+            self._handed_over = True
+            if self._unasked is not None:
+                self._unasked.handed_over = True
 
 
 class Board(Slots):

@@ -12,10 +12,25 @@ from pixtreme.infer.errors import BusyError, ContextError, ContractError, Handle
 from pixtreme.infer.streams import capture, loops
 from pixtreme.infer.streams.completion import Flight, FlightStatus, keep_until_done
 from pixtreme.infer.streams.loops import Notify, call_logged
-from pixtreme.infer.streams.runtime import NativeEvent, NativeStream
+from pixtreme.infer.streams.runtime import NativeEvent, NativeStream, Runtime
 
 if TYPE_CHECKING:
     from pixtreme.infer.streams.context import StreamContext
+
+
+class _Foreign:
+    """The streams without a context that a handle's value was handed to. It goes with the handle (S16, S34)."""
+
+    __slots__ = ("_runtime", "_value", "streams")
+
+    def __init__(self, runtime: Runtime, value: object) -> None:
+        self._runtime = runtime
+        self._value = value
+        self.streams: list[NativeStream] = []
+
+    def __del__(self) -> None:
+        for stream in self.streams:
+            capture.release(self._runtime.device, partial(keep_until_done, self._runtime, stream, self._value))
 
 
 class EventHandle[T]:
@@ -36,7 +51,7 @@ class EventHandle[T]:
         self._flight = flight
         self._event = event
         self._value = value
-        self._foreign: list[NativeStream] = []  # streams without a context that the value was handed to
+        self._foreign: _Foreign | None = None
 
     @property
     def context(self) -> StreamContext:
@@ -228,15 +243,10 @@ class EventHandle[T]:
     def __reduce__(self) -> NoReturn:
         raise refuse_pickle(self, "the result's pixels as a NumPy array")
 
-    def __del__(self) -> None:
-        flight = getattr(self, "_flight", None)
-        if flight is None:
-            return
-        flight.drop()
-        if self._foreign:
-            runtime, value = self._context._runtime, self._value
-            for stream in self._foreign:
-                capture.release(runtime.device, partial(keep_until_done, runtime, stream, value))
+    def _keep_for(self, stream: NativeStream) -> None:
+        if self._foreign is None:
+            self._foreign = _Foreign(self._context._runtime, self._value)
+        self._foreign.streams.append(stream)
 
     def _outcome(self) -> T:
         fault = self._flight.fault

@@ -238,7 +238,7 @@ class Lane:
     def _follow(self, handle: EventHandle[Any]) -> None:
         if handle._context._key != self._key:  # else it is in order already
             self._runtime.wait(self._stream, handle._event)
-        handle._flight.handed_over = True
+        handle._flight.hand_over()
 
     def _wait_for_stream(self, stream: NativeStream) -> None:
         event = self._runtime.create_event()
@@ -347,8 +347,8 @@ class Lane:
         _refuse_unfilled(handle, repr(target))
         capture.refuse_while_capturing(runtime.key(target), "on()")
         runtime.wait(target, handle._event)
-        handle._flight.handed_over = True
-        handle._foreign.append(target)
+        handle._flight.hand_over()
+        handle._keep_for(target)
 
     # -- waiting and closing ------------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ No event loop is imported before a task awaits: asyncio and trio are looked up w
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,10 +56,39 @@ class Waiter(Protocol):
         ...
 
 
+class _Bell:
+    """A socket that wakes one parked trio task directly.
+
+    What `run_sync_soon` runs is itself a task of trio's, which then schedules ours: a second pass of the loop, and
+    another look at every file. A task that waits for a socket is resumed in the first one.
+    """
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self.socket = near
+        self._far = far
+        for end in (near, far):
+            end.setblocking(False)
+
+    def ring(self) -> None:
+        """Make the socket readable, from any thread; once is enough."""
+        with suppress(BlockingIOError):
+            self._far.send(b"\0")
+
+    def silence(self) -> None:
+        """Take in what was rung, and what was rung late for an earlier task."""
+        with suppress(BlockingIOError):
+            self.socket.recv(4096)
+
+    def __del__(self) -> None:
+        self.socket.close()
+        self._far.close()
+
+
 class _Inbox:
     """Wake-ups on their way to one loop. It does not refer to the loop, whose life it must not prolong."""
 
-    def __init__(self) -> None:
+    def __init__(self, bell: _Bell | None) -> None:
+        self.bell = bell  # of a trio loop: the first task to park has it
         self._lock = threading.Lock()
         self._queue: list[Waiter] = []
 
@@ -102,7 +132,7 @@ def _asyncio_waiter() -> Callable[[asyncio.AbstractEventLoop], Waiter]:
         def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
             super().__init__(loop=loop)
             self.post = loop.call_soon_threadsafe
-            self._inbox = _inbox_of(loop)
+            self._inbox = _inbox_of(loop, _no_bell)
             self._task: Callable[[asyncio.Future[None]], object] | None = None  # resumes it, once one is parked
             self._context: contextvars.Context | None = None
 
@@ -145,30 +175,43 @@ class _TrioWaiter:
     def __init__(self, trio: Any) -> None:
         token = trio.lowlevel.current_trio_token()
         self._trio = trio
-        self._task: trio_module.lowlevel.Task | None = None  # while it is parked
+        self._task: trio_module.lowlevel.Task | None = None  # while it is parked without the bell
+        self._bell: _Bell | None = None
         self._woken = False
-        self._inbox = _inbox_of(token)
+        self._inbox = _inbox_of(token, _bell_or_none)
         self.post = token.run_sync_soon
 
-    @property
-    def notify(self) -> Callable[[], object]:
-        return partial(self._inbox.send, self)
+    def notify(self) -> None:
+        self._woken = True  # before the bell is looked at; `wait` takes the bell before it looks at this
+        if (bell := self._bell) is not None:
+            bell.ring()
+        else:
+            self._inbox.send(self)
 
     def loop_is_gone(self, error: Exception) -> bool:
         return isinstance(error, self._trio.RunFinishedError)
 
     def wake(self, *, last: bool) -> None:
-        self._woken = True
         if self._task is not None:
             task, self._task = self._task, None
             self._trio.lowlevel.reschedule(task)
 
-    def wait(self) -> Awaitable[None]:
-        if self._woken:
-            return checkpoint()
-        self._task = self._trio.lowlevel.current_task()
-        waiting: Awaitable[None] = self._trio.lowlevel.wait_task_rescheduled(self._give_up)
-        return waiting
+    async def wait(self) -> None:
+        bell, self._inbox.bell = self._inbox.bell, None
+        self._bell = bell
+        try:
+            if self._woken:
+                await checkpoint()
+            elif bell is None:
+                self._task = self._trio.lowlevel.current_task()
+                await self._trio.lowlevel.wait_task_rescheduled(self._give_up)
+            else:
+                while not self._woken:  # it may have been rung for the task before
+                    await self._trio.lowlevel.wait_readable(bell.socket)
+                    bell.silence()
+        finally:
+            if bell is not None:
+                self._inbox.bell = bell
 
     def _give_up(self, _: object) -> Any:
         self._task = None
@@ -271,9 +314,20 @@ def _running_trio() -> Any:
     return trio if trio is not None and trio.lowlevel.in_trio_task() else None
 
 
-def _inbox_of(loop: object) -> _Inbox:
+def _inbox_of(loop: object, make_bell: Callable[[], _Bell | None]) -> _Inbox:
     inbox = _inboxes.get(loop)
     if inbox is None:
         with _inboxes_lock:
-            inbox = _inboxes.setdefault(loop, _Inbox())
+            inbox = _inboxes.setdefault(loop, _Inbox(make_bell()))
     return inbox
+
+
+def _no_bell() -> None:
+    """On asyncio the call that a thread posts resumes the task itself."""
+
+
+def _bell_or_none() -> _Bell | None:
+    try:
+        return _Bell(*socket.socketpair())
+    except OSError:  # no file is left: everybody is woken the other way
+        return None
