@@ -18,7 +18,7 @@ from helpers import WAIT_S
 
 from pixtreme.infer import staging
 from pixtreme.infer.aio import Pipeline, Stage
-from pixtreme.infer.errors import BusyError, ContextError
+from pixtreme.infer.errors import BusyError, ContextError, PipelineError
 from pixtreme.infer.streams import StreamContext, devices
 
 pytestmark = pytest.mark.cuda
@@ -189,6 +189,39 @@ def test_a_pipeline_across_runtimes(backend: str, in_thread: bool, two_buffers: 
     expected = [float((image(seed) * np.float32(2)).sum(dtype=np.float64)) for seed in range(40)]
     assert anyio.run(main, backend=backend) == expected
     assert two_buffers.in_use == 0
+
+
+@pytest.mark.parametrize("buffers", [4, 3])
+def test_copies_inside_a_stage_of_ones_own(context: StreamContext, emulator: Any, buffers: int) -> None:
+    """A12: two copies an item and two items at once want four buffers; with fewer such a stage meets BusyError."""
+    pool = staging.pool(context)
+    limit, pool.limit = pool.limit, buffers
+    calls: list[int] = []
+
+    def there_and_back(number: int) -> Any:
+        try:
+            return staging.copy_out(staging.copy_in(image(number), **RGB))
+        finally:
+            calls.append(number)
+            if len(calls) == 2:  # until then nothing of the first item is over
+                emulator.release()
+
+    async def main() -> list[Any]:
+        async with Pipeline(Stage(context, there_and_back), depth=2) as pipeline:
+            return [pixels async for pixels in pipeline.run(range(6))]
+
+    emulator.hold(context.stream)
+    try:
+        if buffers == 4:
+            np.testing.assert_array_equal(anyio.run(main), [image(number) for number in range(6)])
+        else:
+            with pytest.raises(PipelineError) as caught:
+                anyio.run(main)
+            assert caught.value.index == 1
+            assert isinstance(caught.value.__cause__, BusyError)
+    finally:
+        pool.limit = limit
+    assert pool.in_use == 0
 
 
 STORM = """

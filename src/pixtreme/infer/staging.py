@@ -193,11 +193,10 @@ def _copied_in(context: StreamContext, source: HostFrame) -> FrameLike:
         gamma=source.gamma,
         matrix=source.matrix,
     )
-    if context.device == "cpu":
-        runtime.copy(target, source.data, context.stream)
-        return frame
-    view = _staged(context, source.shape, source.dtype)
-    np.copyto(view, source.data)
+    view = source.data
+    if context.device != "cpu":
+        view = _staged(context, source.shape, source.dtype)
+        np.copyto(view, source.data)
     runtime.copy_from_host(target, view, context.stream)
     return frame
 
@@ -206,10 +205,9 @@ def _copied_out(context: StreamContext, frame: FrameLike) -> Pixels:
     runtime = context._runtime
     array = runtime.import_array(frame, name="frame")
     result = np.empty(tuple(array.shape), array.dtype)
-    if context.device == "cpu":
-        runtime.copy(result, array, context.stream)
-        return result
-    view = _staged(context, result.shape, result.dtype, fill=result)
+    view = result
+    if context.device != "cpu":
+        view = _staged(context, result.shape, result.dtype, fill=result)
     runtime.copy_to_host(view, array, context.stream)
     return result
 

@@ -28,7 +28,10 @@ class Stage:
         Where the work is enqueued. Several stages may share one.
     call
         ``call(value)`` enqueues on the current stream and returns the result-to-be, as for `StreamContext.submit`; or a
-        `BoundInference` of this context.
+        `BoundInference` of this context. `staging.copy_in` and `copy_out`, with their arguments filled in by
+        `functools.partial`, wait until a page-locked buffer is free. A function of your own that calls them does not,
+        and raises `BusyError` when all are in use: make the copy a stage, or let ``staging.pool(device).limit`` be
+        ``depth`` times the copies it makes.
     in_thread
         Call it in a thread of the stage's own: for calls that keep the host busy, which would block the event loop.
     name

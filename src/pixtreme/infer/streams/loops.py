@@ -1,8 +1,9 @@
 """The one seam to event loops: how a completion, seen on a stream's thread, resumes a task on asyncio or trio.
 
 A completion appends to the waiting loop's inbox and posts one wake-up only if none is under way; the loop then empties
-the inbox (S21). Whether the waiter still waits is checked *on the loop*: it may have been cancelled meanwhile, and a
-function given to trio's ``run_sync_soon`` must not raise, as that would end the whole run (S23).
+the inbox (S21). On trio the first task to park is woken through a socket of its own instead. Whether the waiter still
+waits is checked *on the loop*: it may have been cancelled meanwhile, and a function given to trio's ``run_sync_soon``
+must not raise, as that would end the whole run (S23).
 
 No event loop is imported before a task awaits: asyncio and trio are looked up where they already run.
 """
