@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,21 @@ from pixtreme.infer.streams import EventHandle, StreamContext
 from pixtreme.infer.streams.host import RUNTIME
 
 clock = time.perf_counter_ns
+
+
+def _on_uvloop(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+LIBRARIES: dict[str, Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]] = {
+    "asyncio": lambda main: asyncio.run(main()),
+    "trio": trio.run,
+}
+if sys.platform != "win32":
+    LIBRARIES["uvloop"] = _on_uvloop
 
 
 class Work:
@@ -114,11 +129,11 @@ async def measure_handoffs(samples: int, kind: str, library: str) -> dict[str, f
     async with StreamContext.open("cpu") as context:
         ways = Ways(context)
         compared: dict[str, Callable[[Work], Awaitable[None]]] = {
-            "raw thread to loop": ways.limit if library == "asyncio" else ways.limit_on_trio,
+            "raw thread to loop": ways.limit_on_trio if library == "trio" else ways.limit,
             "await handle": ways.handle,
             "anyio.to_thread": ways.anyio_thread,
         }
-        if library == "asyncio":
+        if library != "trio":
             compared |= {"asyncio.to_thread": ways.asyncio_thread, "polling": ways.polling}
         seen: dict[str, list[float]] = {name: [] for name in compared}
         for number in range(samples + 20):
@@ -197,10 +212,9 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     samples, pending, requests, frames, idle = (5, 100, 2, 4, 0.2) if options.quick else (600, 1000, 16, 72, 3.0)
     results = {}
     for kind in ("computing", "sleeping"):
-        for library in ("asyncio", "trio"):
-            handoffs = partial(measure_handoffs, samples, kind, library)
-            results[f"hand-off on {library} after {kind} work, us"] = (
-                trio.run(handoffs) if library == "trio" else asyncio.run(handoffs())
+        for library, run in LIBRARIES.items():
+            results[f"hand-off on {library} after {kind} work, us"] = run(
+                partial(measure_handoffs, samples, kind, library)
             )
     results |= {
         "pending awaits resumed, ms": asyncio.run(measure_pending(pending)),

@@ -8,6 +8,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -434,7 +435,7 @@ class TestLoops:
         assert woken.wait(WAIT_S)
         context.synchronize()
         assert log.take() == ["a completion callback failed"]
-        assert inbox._queue == []
+        assert not inbox._queue
 
     def test_a_waiter_that_cannot_be_woken(self, log: LogRecords) -> None:
         """S23: on the loop a raising waiter loses no other one; nothing escapes into trio's entry queue."""
@@ -447,6 +448,28 @@ class TestLoops:
         run()
         assert woken == [1]
         assert log.take() == ["a waiter could not be woken"]
+
+    def test_no_wake_up_is_lost(self) -> None:
+        """S21: what is sent just after the loop looked into its inbox has a wake-up of its own."""
+        runs: list[Callable[[], object]] = []
+        woken: list[int] = []
+        inbox = loops._Inbox(None)
+
+        class Raced(deque[loops.Waiter]):
+            """Another thread sends right after the first look."""
+
+            def __len__(self) -> int:
+                seen = super().__len__()
+                if late:
+                    inbox.send(late.pop())
+                return seen
+
+        late = [StubWaiter(runs.append, lambda: woken.append(2))]
+        inbox._queue = Raced()
+        inbox.send(StubWaiter(runs.append, lambda: woken.append(1)))
+        for run in runs:  # grows meanwhile
+            run()
+        assert woken == [1, 2]
 
     def test_result_on_no_loop(self) -> None:
         """S14: awaiting needs a running loop, and says so in the loop's own words."""

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
@@ -90,32 +91,35 @@ class _Inbox:
 
     def __init__(self, bell: _Bell | None) -> None:
         self.bell = bell  # of a trio loop: the first task to park has it
-        self._lock = threading.Lock()
-        self._queue: list[Waiter] = []
+        self._queue: deque[Waiter] = deque()
+        self._posted = False  # a wake-up is under way
 
     def send(self, waiter: Waiter) -> None:
-        with self._lock:
-            self._queue.append(waiter)
-            if len(self._queue) > 1:
-                return  # whoever made the queue non-empty has posted the wake-up that will take this one along
+        # No lock, which a waiter would notice: what is added before `_posted` is looked at is found by a wake-up that
+        # lowers `_posted` before it looks here. Two threads at once may post twice; the second wake-up finds nothing.
+        self._queue.append(waiter)
+        if self._posted:
+            return
+        self._posted = True
         try:
             waiter.post(self._empty)
         except Exception as error:
-            with self._lock:
-                self._queue.clear()
+            self._posted = False
+            self._queue.clear()
             if not waiter.loop_is_gone(error):
                 raise
             logger.debug("a loop ended while a task of it waited: %r", error)
 
     def _empty(self) -> None:
-        with self._lock:
-            batch, self._queue = self._queue, []
-        last = len(batch) == 1
-        for waiter in batch:
-            try:
-                waiter.wake(last=last)
-            except Exception:
-                logger.exception("a waiter could not be woken")
+        self._posted = False
+        count = len(self._queue)  # later ones have a wake-up of their own
+        with suppress(IndexError):  # emptied by `send`: the loop is ending
+            for _ in range(count):
+                waiter = self._queue.popleft()
+                try:
+                    waiter.wake(last=count == 1)
+                except Exception:
+                    logger.exception("a waiter could not be woken")
 
 
 @cache
