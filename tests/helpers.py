@@ -8,13 +8,29 @@ import sys
 import threading
 from typing import Any
 
+import anyio.lowlevel
 import numpy as np
 import numpy.typing as npt
+from anyio.abc import TaskGroup
 
 from pixtreme.infer.frames import HostFrame
-from pixtreme.infer.streams import StreamContext
+from pixtreme.infer.streams import EventHandle, StreamContext
 
 WAIT_S = 20.0  # how long a test waits for something that must happen
+
+
+async def park[T](group: TaskGroup, handles: list[EventHandle[T]]) -> list[T]:
+    """Await each pending handle in a task of its own; return once all are parked, with the list that takes values."""
+    values: list[T] = []
+
+    async def take(handle: EventHandle[T]) -> None:
+        values.append(await handle)
+
+    for handle in handles:
+        group.start_soon(take, handle)
+    while not all(handle._flight._waiters for handle in handles):  # trio runs a batch in either order
+        await anyio.lowlevel.checkpoint()
+    return values
 
 
 class Gate:

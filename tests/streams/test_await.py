@@ -17,7 +17,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 import trio
-from helpers import WAIT_S, Boom, Gate, LogRecords, fail, run_quietly
+from helpers import WAIT_S, Boom, Gate, LogRecords, fail, park, run_quietly
 
 from pixtreme.infer.errors import ContractError, StreamFault
 from pixtreme.infer.streams import EventHandle, StreamContext, as_completed, loops, wait_all
@@ -288,16 +288,8 @@ async def test_many_completions_post_one_wake_up(context: StreamContext, monkeyp
     gate = Gate()
     gate.hold(context)
     handles = [context.submit(lambda n=n: n) for n in range(500)]
-    values: list[int] = []
-
-    async def take(handle: EventHandle[int]) -> None:
-        values.append(await handle)
-
     async with anyio.create_task_group() as group:
-        for handle in handles:
-            group.start_soon(take, handle)
-        while not all(handle._flight._waiters for handle in handles):  # trio runs a batch in either order
-            await anyio.lowlevel.checkpoint()
+        values = await park(group, handles)
         gate.open()
         while not handles[-1].done():  # the loop does not run meanwhile
             pass
@@ -314,10 +306,7 @@ async def test_pending_handles_cost_nothing(context: StreamContext, gate: Gate) 
     gate.hold(context)
     handles = [context.submit(lambda: None) for _ in range(2000)]
     async with anyio.create_task_group() as group:
-        for handle in handles:
-            group.start_soon(handle._arrive)
-        while not all(handle._flight._waiters for handle in handles):
-            await anyio.lowlevel.checkpoint()
+        await park(group, handles)
         gate.wait_until_reached()
         threads = ours()
         wall, cpu = time.perf_counter(), time.process_time()

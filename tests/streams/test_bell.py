@@ -10,9 +10,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 import trio
-from helpers import Gate
+from helpers import Gate, park
 
-from pixtreme.infer.streams import EventHandle, StreamContext, loops
+from pixtreme.infer.streams import StreamContext, loops
 
 
 @pytest.fixture
@@ -32,16 +32,8 @@ async def test_one_task_at_a_time_has_it(context: StreamContext, gate: Gate) -> 
     gate.hold(context)
     handles = [context.submit(lambda n=n: n) for n in range(3)]
     bell = _bell()
-    values: list[int] = []
-
-    async def take(handle: EventHandle[int]) -> None:
-        values.append(await handle)
-
     async with anyio.create_task_group() as group:
-        for handle in handles:
-            group.start_soon(take, handle)
-        while not all(handle._flight._waiters for handle in handles):
-            await anyio.lowlevel.checkpoint()
+        values = await park(group, handles)
         assert loops._inboxes[trio.lowlevel.current_trio_token()].bell is None
         gate.open()
     assert sorted(values) == [0, 1, 2]
