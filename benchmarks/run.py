@@ -36,8 +36,8 @@ import realesr
 
 from pixtreme.infer.frames import HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
+from pixtreme.infer.runtimes.host import RUNTIME
 from pixtreme.infer.streams import EventHandle, StreamContext
-from pixtreme.infer.streams.host import RUNTIME
 
 clock = time.perf_counter_ns
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +117,9 @@ async def upscale(
         started = time.perf_counter()
         pipeline = await enter(
             Pipeline(
-                Stage(copy_in, partial(staging.copy_in, channels="RGB", colorspace="sRGB", gamma="sRGB")),
+                Stage(copy_in, staging.Upload(channels="RGB", colorspace="sRGB", gamma="sRGB")),
                 Stage(compute, network),
-                Stage(copy_out, staging.copy_out),
+                Stage(copy_out, staging.Download()),
                 depth=depth,
             )
         )

@@ -13,7 +13,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from helpers import Gate, LogRecords
 
-from pixtreme.infer.streams import StreamContext, capture, lane
+from pixtreme.infer.streams import StreamContext, _captures, _handle
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
@@ -22,6 +22,19 @@ BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
     pytest.param(("trio", {}), id="trio"),
 ]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the imports made out of every later collection: the guard below collects after each test."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish() -> Iterator[None]:
+    """Undo that: Hypothesis looks for referrers when a session ends."""
+    gc.unfreeze()
+    yield
 
 
 @pytest.fixture(params=BACKENDS)
@@ -56,9 +69,9 @@ def nothing_is_left_behind(log: LogRecords) -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     gc.collect()
-    assert not [context for context in lane._lanes.values() if not context.closed], "an open context was left behind"
-    assert not capture._open, "a capture was left open"
-    assert not capture._deferred, "a deferred release never ran"
+    assert not dict(_handle.consumers), "an open context was left behind"
+    assert not _captures.open_captures, "a capture was left open"
+    assert not _captures.deferred, "a deferred release never ran"
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("pixtreme.infer"):
             thread.join(10)  # it was told to end, and ends after what is queued

@@ -28,7 +28,7 @@ async def park[T](group: TaskGroup, handles: list[EventHandle[T]]) -> list[T]:
 
     for handle in handles:
         group.start_soon(take, handle)
-    while not all(handle._flight._waiters for handle in handles):  # trio runs a batch in either order
+    while not all(handle.completion.waiters for handle in handles):  # trio runs a batch in either order
         await anyio.lowlevel.checkpoint()
     return values
 

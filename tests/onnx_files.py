@@ -117,3 +117,125 @@ def written(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
+
+
+def model(**options: Any) -> Callable[[Path], Path]:
+    return lambda at: write_model(at / "m.onnx", **options)
+
+
+def declared(**changes: Any) -> Callable[[Path], Path]:
+    return model(metadata=DECLARED | changes)
+
+
+def outside(*args: Any, **options: Any) -> Callable[[Path], Path]:
+    return lambda at: write_external(at, *args, **options)
+
+
+FILES: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
+    "absent": (lambda at: at / "absent.onnx", ("could not be read", "absent.onnx")),
+    "folder": (lambda at: at, ("could not be read",)),
+    "empty": (lambda at: written(at / "m.onnx", b""), ("without a graph",)),
+    "zip": (lambda at: written(at / "m.onnx", b"PK\x03\x04 not a model" * 9), ("could not be read",)),
+    "truncated": (
+        lambda at: written(at / "cut.onnx", write_model(at / "m.onnx").read_bytes()[:-40]),
+        ("could not be read",),
+    ),
+    "name of 300 characters": (lambda at: at / ("n" * 300 + ".onnx"), ("could not be read",)),
+    "input name": (model(names=("x", "output")), ("input names ['x']", "['input']")),
+    "output name": (model(names=("input", "y")), ("output names ['y']",)),
+    "non-ASCII name": (model(names=("入力", "output")), ("input names ['入力']",)),
+    "rank": (model(shape=(1, "H", 3)), ("rank 4", "(1, 'H', 3)")),
+    "output rank": (model(out=("H", "W", 3)), ("output shape", "rank 4")),
+    "size zero": (model(shape=(1, 0, "W", 3)), ("(1, 0, 'W', 3)", "sizes from 1")),
+    "size negative": (model(shape=(1, -1, "W", 3)), ("(1, -1, 'W', 3)",)),
+    "fixed size": (model(shape=(1, 8, 8, 3)), ("(1, 8, 8, 3)", "would be 4")),
+    "one symbol twice": (
+        model(shape=(1, "N", "N", 3)),
+        ("axis 2 of 'input' is 'N'", "4 by an earlier axis", "would be 6"),
+    ),
+    "symbol of the input in the output": (
+        model(out=(1, "H", "W", 3)),
+        ("axis 1 of 'output' is 'H'", "would be 8"),
+    ),
+    "bfloat16": (model(kind=TensorProto.BFLOAT16), ("'bfloat16'", "'float32'")),
+    "string tensor": (model(kind=TensorProto.STRING), ("'input' ", "'float32'")),
+    "no such element type": (model(kind=99), ("element type 99",)),
+    "metadata no json": (model(metadata="{"), ("JSON", KEY)),
+    "metadata empty": (model(metadata=""), ("holds ''", "JSON")),
+    "metadata nan": (model(metadata='{"output": NaN}'), ("NaN",)),
+    "metadata no output": (model(metadata="{}"), ("missing", "'layout'")),
+    "metadata list": (model(metadata="[]"), ("missing",)),
+    "metadata no object": (model(metadata='{"output": 3}'), ("missing",)),
+    "metadata deep": (model(metadata="[" * 100_000), ("JSON",)),
+    "metadata of 1 MiB": (model(metadata="x" * (1 << 20)), ("JSON",)),
+    "metadata missing key": (model(metadata={"batch": 1}), ("missing ['channels'",)),
+    "metadata unknown key": (declared(more=1), ("['more']",)),
+    "metadata key twice": (
+        model(metadata='{"output": {"batch": 1, "batch": 2}}'),
+        ("twice", "'batch'"),
+    ),
+    "metadata entry twice": (
+        model(edit=with_metadata((KEY, "{}"))),
+        (f"{KEY!r} 2 times",),
+    ),
+    "metadata bool": (declared(batch=True), ("batch=True", "bool")),
+    "metadata zero": (declared(spatial_scale=0), ("spatial_scale=0",)),
+    "metadata text": (declared(channels="3"), ("channels='3'",)),
+    "metadata float": (declared(channels=3.0), ("channels=3.0",)),
+    "metadata layout": (declared(layout="NCHW"), ("'NCHW'", "'NHWC'")),
+    "metadata dtype": (declared(dtype="floaty"), ("'floaty'",)),
+    "metadata dtype kind": (declared(dtype=3), ("dtype=3", "string")),
+    "metadata other dtype": (declared(dtype="uint8"), ("'uint8'", "'float32'")),
+    "metadata other channels": (declared(channels=1), ("channels=1",)),
+    "weights above the folder": (outside("../w.bin"), ("'scales'", "'../w.bin'", "inside")),
+    "weights above, detoured": (outside("sub/../../w.bin"), ("'sub/../../w.bin'",)),
+    "weights at a path": (outside("/etc/hostname"), ("'/etc/hostname'",)),
+    "weights at a Windows path": (outside("C:\\w.bin"), ("w.bin'", "relative path")),
+    "weights behind backslashes": (outside("..\\w.bin"), ("w.bin'", "relative path")),
+    "weights with NUL": (outside("w\0.bin"), (r"'w\x00.bin'",)),
+    "weights nowhere": (outside(""), ("location ''",)),
+    "weights behind a link": (write_linked, ("'link.bin'", "a link out of")),
+    "weights absent": (outside("absent.bin"), ("'absent.bin'", "no file")),
+    "weights past the end": (outside(offset=8), ("offset '8' and length '16'", "16 bytes")),
+    "weights far past the end": (outside(offset=2**63, length=2**63), (str(2**63),)),
+    "weights before the start": (outside(offset=-4), ("offset '-4'",)),
+    "weights of no length": (outside(length="all"), ("length 'all'",)),
+}  # fmt: skip
+
+# What only run_onnx refuses, or only when a session is about to be made.
+TO_RUN: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
+    "no metadata": (model(metadata=None), (KEY, "no metadata key")),
+    "metadata in other case": (
+        model(metadata=None, edit=with_metadata((KEY.upper(), "{}"))),
+        (KEY.upper(), "no metadata key"),
+    ),
+    "float16": (
+        model(kind=TensorProto.FLOAT16, metadata=DECLARED | {"dtype": "float16"}),
+        ("'float16'", "['float32']"),
+    ),
+    "other scale than declared": (model(factor=3), ("(1, 12, 18, 3)", "(1, 8, 12, 3)")),
+    "opset too new": (model(edit=with_opsets(("", 99))), ("opset 99", "onnxruntime")),
+    "opset too old": (model(edit=with_opsets(("", 6))), ("opset 6", "from 7")),
+    "no opset": (model(edit=with_opsets()), ("opset imports []",)),
+    "second domain too new": (
+        model(edit=with_opsets(("", 17), ("ai.onnx.ml", 99))),
+        ("opset 99 of the domain 'ai.onnx.ml'",),
+    ),
+    "file format too new": (
+        model(edit=lambda model: setattr(model, "ir_version", 99)),
+        ("version 99", "onnxruntime"),
+    ),
+    "file format missing": (
+        model(edit=lambda model: model.ClearField("ir_version")),
+        ("version 0", "from 3"),
+    ),
+    "unknown operator": (model(edit=with_unknown_operator), ("my.domain", "refused by")),
+    "many problems at once": (
+        model(shape=(1, "H", 3), names=("input", "y"), metadata="{", edit=with_opsets(("", 99))
+        ),
+        ("rank 4", "output names", "JSON", "opset 99"),),
+    "weights of a constant outside": (
+        model(edit=lambda model: put_outside(model, "../../w.bin")),
+        ("'../../w.bin'",),
+    ),
+}  # fmt: skip

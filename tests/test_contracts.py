@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import frame
 from pixtreme.core import Frame
-from test_bad_input import FAMILY, MV, RGB
+from samples import FAMILY, MV, RGB
 
 from pixtreme.infer.contracts import (
     CudaGraphFactoryProvider,

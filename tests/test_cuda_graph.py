@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from helpers import WAIT_S, Boom, Gate, fail, frame
 
-from pixtreme.infer.cuda_graph import TRANSITIONS, CudaGraphBuffers, CudaGraphSession, SessionStatus
+from pixtreme.infer.cuda_graph import _TRANSITIONS as TRANSITIONS
+from pixtreme.infer.cuda_graph import CudaGraphBuffers, CudaGraphSession, SessionStatus, fire
 from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, ContractError, StreamFault
 from pixtreme.infer.frames import HostFrame
-from pixtreme.infer.streams import StreamContext, capture
-from pixtreme.infer.streams.host import RUNTIME, HostRuntimeError
+from pixtreme.infer.runtimes.host import RUNTIME, HostRuntimeError
+from pixtreme.infer.streams import StreamContext, _captures
 
 METADATA = {"channels": "RGB", "colorspace": "sRGB", "gamma": "sRGB"}
 
@@ -307,11 +308,11 @@ class TestSession:
                 else:
                     first.clear()
                     gc.collect()
-                deferred.append(len(capture._deferred))
+                deferred.append(len(_captures.deferred))
 
         second = CudaGraphSession({"second": operation}, context=context)
         assert deferred == [1]
-        assert not capture._deferred
+        assert not _captures.deferred
         with context.use():
             second.launch("second").result(WAIT_S)
         second.close()
@@ -340,7 +341,7 @@ class TestSession:
             assert session._status is expected
         elif expected is None:
             with pytest.raises(KeyError):
-                TRANSITIONS[status, event]
+                fire(status, event)
         else:
             assert (status, expected) == (SessionStatus.PREPARING, SessionStatus.READY)
         session.close()

@@ -47,6 +47,7 @@ def test_tiles_on_streams_equal_one_run(network: Path, streams: int) -> None:
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_main_writes_a_sharper_picture(tmp_path: Path) -> None:
     """The command line writes a PNG four times as large, with steeper edges than an interpolation, from any folder."""
     small = Image.fromarray((upscale_photo.load(None)[150:250, 260:400] * 255).astype(np.uint8))
@@ -121,6 +122,7 @@ def test_small_examples_are_small() -> None:
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_video_pipeline(tmp_path: Path) -> None:
     """Decode, upload, upscale, download and encode a short video: every frame arrives, x4, in order."""
     done = subprocess.run(
@@ -193,6 +195,7 @@ def _png(hw: tuple[int, int]) -> bytes:
 
 
 @pytest.mark.network
+@pytest.mark.slow
 def test_serve() -> None:
     """It upscales, refuses what is no image and what is too much, and after SIGTERM answers all it had accepted."""
     server = Server("--limit", "4", "--tile", "64", "--device", "cpu")

@@ -11,28 +11,14 @@ import onnxruntime
 import pytest
 from helpers import WAIT_S, Gate, frame
 from onnx import TensorProto
-from onnx_files import DECLARED, write_brightener, write_model
-from sklearn.datasets import load_sample_image
-from test_bad_input import FILES
+from onnx_files import DECLARED, FILES, write_brightener
+from samples import HW, photograph, small_model
 
 from pixtreme.infer.contracts import Exact
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError
 from pixtreme.infer.frames import HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact, OnnxFactory
 from pixtreme.infer.streams import StreamContext
-
-HW = (48, 64)
-
-
-def photograph(*, at: int = 100) -> HostFrame:
-    """A piece of a real photograph."""
-    pixels = load_sample_image("china.jpg")[at : at + HW[0], 300 : 300 + HW[1]].astype(np.float32) / 255
-    return HostFrame(data=pixels, channels="RGB", colorspace="sRGB", gamma="sRGB")
-
-
-def small_model(path: Path, **options: Any) -> OnnxArtifact:
-    """Write a nearest-neighbour upscaler as an artifact."""
-    return OnnxArtifact(write_model(path, **options))
 
 
 @pytest.mark.network
@@ -159,7 +145,7 @@ def test_bad_artifact_is_not_bound(context: StreamContext, tmp_path: Path, name:
     with pytest.raises(ContractError) as raised:
         context.bind(FACTORY, OnnxArtifact(write(tmp_path)), precision="fp32", input_hw=(4, 6))
     assert all(word in str(raised.value) for word in words)
-    assert context._bound == []
+    assert context._lifetime.opened == []
     assert context.submit(lambda: 1).result(WAIT_S) == 1
 
 

@@ -20,8 +20,8 @@ from sklearn.datasets import load_sample_image
 
 from pixtreme.infer import onnx as onnx_sessions
 from pixtreme.infer import run_onnx
+from pixtreme.infer._onnx_header import read_header
 from pixtreme.infer.errors import ContractError
-from pixtreme.infer.onnx_header import read_header
 
 IMAGE = np.arange(72, dtype=np.float32).reshape(1, 4, 6, 3)
 LARGE = IMAGE.repeat(2, 1).repeat(2, 2)

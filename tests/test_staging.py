@@ -11,9 +11,9 @@ from helpers import WAIT_S, Gate, frame
 from pixtreme.infer import staging
 from pixtreme.infer.errors import ContextError, ContractError
 from pixtreme.infer.frames import FrameLike, HostFrame
+from pixtreme.infer.runtimes.host import RUNTIME
 from pixtreme.infer.streams import StreamContext
-from pixtreme.infer.streams.host import RUNTIME
-from pixtreme.infer.streams.slots import Slots
+from pixtreme.infer.streams._semaphore import FairSemaphore
 
 RGB: dict[str, Any] = {"channels": "RGB", "colorspace": "sRGB", "gamma": "sRGB"}
 
@@ -103,21 +103,21 @@ def test_malformed_downloads(context: StreamContext) -> None:
 def test_a_pools_buffers_are_used_again() -> None:
     """A12: the smallest that fits is taken, a small one makes room for a larger one; the limit is kept."""
     pool = staging.StagingPool(RUNTIME)
-    small, large = pool._buffer(10), pool._buffer(100)
+    small, large = pool.take(10), pool.take(100)
     for buffer in (large, small):
-        assert pool._slots.try_take()
-        pool._return(buffer)
-    assert pool._buffer(5) is small
-    assert pool._buffer(50) is large
-    assert pool._slots.try_take()
-    pool._return(small)
-    assert pool._buffer(20) is not small
+        assert pool.slots.try_take()
+        pool.give_back(buffer)
+    assert pool.take(5) is small
+    assert pool.take(50) is large
+    assert pool.slots.try_take()
+    pool.give_back(small)
+    assert pool.take(20) is not small
     assert pool._free == []
     pool.limit = 1
     for buffer in (large, small):
-        assert pool._slots.limit == 1
-        pool._slots._promised += 1
-        pool._return(buffer)
+        assert pool.slots.limit == 1
+        pool.slots._promised += 1
+        pool.give_back(buffer)
     assert len(pool._free) == 1
     pool.clear()
     assert pool._free == []
@@ -130,7 +130,7 @@ def test_a_pools_buffers_are_used_again() -> None:
 
 def test_slots_are_given_in_order_of_asking() -> None:
     """A12, S10: first come, first served; a request taken back makes way."""
-    slots, order = Slots(1), []
+    slots, order = FairSemaphore(1), []
     assert slots.try_take()
     assert not slots.try_take()
     tickets = [slots.request(lambda number=number: order.append(number)) for number in range(4)]  # type: ignore[misc]

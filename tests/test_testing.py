@@ -6,18 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers import WAIT_S, Boom
+from helpers import WAIT_S
+from samples import break_host_stream
 
+from pixtreme.infer.runtimes.host import HostRuntime
 from pixtreme.infer.streams import StreamContext
-from pixtreme.infer.streams.host import HostRuntime, HostStream
 from pixtreme.infer.testing import Latch, check_runtime
-
-
-def break_host_stream(stream: HostStream) -> None:
-    def task() -> None:
-        raise Boom
-
-    stream.enqueue(task)
 
 
 def test_the_host_runtime_passes() -> None:
@@ -93,7 +87,7 @@ def test_a_broken_runtime_is_noticed(
     kind: type[HostRuntime], statements: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S31: a runtime that breaks one statement fails that check, and says where."""
-    monkeypatch.setattr("pixtreme.infer.conformance.REPORT_WAIT_S", 1.0)
+    monkeypatch.setattr("pixtreme.infer._runtime_checks.REPORT_WAIT_S", 1.0)
     report = check_runtime(kind, fault=break_host_stream)
     assert not report.passed
     failed = {check.statement for check in report.checks if check.outcome == "failed"}

@@ -11,7 +11,7 @@ def problems(wheel: Path) -> list[str]:
     """Return what is wrong with the wheel's contents."""
     names = zipfile.ZipFile(wheel).namelist()
     foreign = [name for name in names if not name.startswith(("pixtreme/infer/", "pixtreme_infer-"))]
-    wanted = ["pixtreme/infer/py.typed", "pixtreme/infer/__init__.py", "pixtreme/infer/streams/host.py"]
+    wanted = ["pixtreme/infer/py.typed", "pixtreme/infer/__init__.py", "pixtreme/infer/runtimes/host/_runtime.py"]
     found = [f"{name} does not belong here" for name in foreign]
     found += [f"{name} is missing" for name in wanted if name not in names]
     if not any(name.endswith("licenses/LICENSE") for name in names):

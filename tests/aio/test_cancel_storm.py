@@ -96,6 +96,7 @@ class Storm:
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_cancel_storm() -> None:
     """A3, A4, A5, A6: random cancellation, timeouts and early ends at every await; afterwards nothing is left."""
     storm = Storm(seed=57)

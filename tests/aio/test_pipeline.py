@@ -14,7 +14,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 from helpers import WAIT_S, Boom, Gate, doubled, fail, frame
-from test_onnx_module import small_model
+from samples import small_model
 
 from pixtreme.infer.aio import Pipeline, Run, Stage
 from pixtreme.infer.errors import BusyError, ClosedError, ContextError, ContractError, PipelineError, StreamFault

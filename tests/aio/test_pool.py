@@ -10,7 +10,7 @@ import motion_blur
 import pytest
 from helpers import WAIT_S, Boom, Gate, fail, frame
 from motion_blur import BlurArtifact
-from test_onnx_module import small_model
+from samples import small_model
 
 from pixtreme.infer.aio import StreamPool
 from pixtreme.infer.errors import BusyError, ClosedError, ContextError, ContractError, PipelineError, StreamFault

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import anyio
@@ -19,7 +18,8 @@ from helpers import WAIT_S
 from pixtreme.infer import staging
 from pixtreme.infer.aio import Pipeline, Stage
 from pixtreme.infer.errors import BusyError, ContextError, PipelineError
-from pixtreme.infer.streams import StreamContext, devices
+from pixtreme.infer.runtimes import pci_bus_id
+from pixtreme.infer.streams import StreamContext
 
 pytestmark = pytest.mark.cuda
 RGB: dict[str, Any] = {"channels": "RGB", "colorspace": "sRGB", "gamma": "sRGB"}
@@ -150,7 +150,7 @@ def test_a_pending_download_is_not_handed_over(context: StreamContext, other: St
 
 def _scaled(frame: Any, factor: float) -> Any:
     data = cupy.from_dlpack(frame) * np.float32(factor)
-    return StreamContext.current()._runtime.make_frame(data, **RGB)
+    return StreamContext.current().core_stream.runtime.make_frame(data, **RGB)
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
@@ -175,9 +175,9 @@ def test_a_pipeline_across_runtimes(backend: str, in_thread: bool, two_buffers: 
 
         async with Pipeline(
             Stage(host, decode),
-            Stage(contexts[1], partial(staging.copy_in, **RGB), in_thread=in_thread),
+            Stage(contexts[1], staging.Upload(**RGB), in_thread=in_thread),
             Stage(contexts[2], lambda frame: _scaled(frame, 2.0)),
-            Stage(contexts[3], staging.copy_out),
+            Stage(contexts[3], staging.Download()),
             Stage(host, encode),
             depth=5,
         ) as pipeline:
@@ -230,10 +230,10 @@ from functools import partial
 import anyio, cupy, numpy as np
 from pixtreme.infer import staging
 from pixtreme.infer.aio import Pipeline, Stage
-from pixtreme.infer.streams import StreamContext
+from pixtreme.infer.streams import StreamContext, _scopes
 backend, mode = sys.argv[1:]
 if mode == "early":  # a buffer is given back when its copy is enqueued, not when it is over
-    StreamContext._finish_with = lambda self, call, fills_host=False: call()
+    _scopes.add_epilogue = lambda stream, call, fills_host=False: call()
 generator, rgb = random.Random(6), dict(channels="RGB", colorspace="sRGB", gamma="sRGB")
 wrong = delivered = left = 0
 
@@ -241,12 +241,12 @@ def image(number):
     return np.full((16, 16, 3), number + 1, np.float32)
 
 def double(frame):
-    return StreamContext.current()._runtime.make_frame(cupy.from_dlpack(frame) * np.float32(2), **rgb)
+    return StreamContext.current().core_stream.runtime.make_frame(cupy.from_dlpack(frame) * np.float32(2), **rgb)
 
 async def main():
     global wrong, delivered, left
     contexts = [StreamContext.open("cuda:0") for _ in range(3)]
-    calls = (partial(staging.copy_in, **rgb), double, staging.copy_out)
+    calls = (staging.Upload(**rgb), double, staging.Download())
     stages = [Stage(context, call) for context, call in zip(contexts, calls)]
     for _ in range(100):
         expected = 0
@@ -320,5 +320,5 @@ with StreamContext.open("cuda:0") as context:
 
 def test_a_device_has_a_pci_address() -> None:
     """V13: what NVML finds the board by."""
-    address = devices.pci_bus_id("cuda:0")
+    address = pci_bus_id("cuda:0")
     assert len(address.split(":")) == 3

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cuda
 
 
 def waiters() -> int:
-    return sum(thread.name == "pixtreme.infer waiter" for thread in threading.enumerate())
+    return sum(thread.name == "pixtreme.infer completion" for thread in threading.enumerate())
 
 
 def double(array: Any) -> Any:
@@ -71,7 +71,7 @@ def test_pending_then_complete(context: StreamContext, emulator: Any) -> None:
 
 
 def test_no_thread_before_somebody_waits(context: StreamContext, emulator: Any) -> None:
-    """S21, S25: no waiter thread until a wait needs it, then one for the context, however many handles pend."""
+    """S21, S25: no completion thread until a wait needs it, then one for the context, however many handles pend."""
     done = context.submit(double, cupy.zeros(4))
     cupy.cuda.runtime.deviceSynchronize()
     context.submit(lambda: None)  # the next event finds what is complete
@@ -98,7 +98,7 @@ def test_the_waiter_ends_with_the_context(emulator: Any) -> None:
     emulator.hold(context.stream)
     handle = context.submit(double, cupy.ones(3))
     handle.add_done_callback(lambda _: None)
-    thread = next(thread for thread in threading.enumerate() if thread.name == "pixtreme.infer waiter")
+    thread = next(thread for thread in threading.enumerate() if thread.name == "pixtreme.infer completion")
     emulator.release()
     context.close()
     assert handle.result().get().tolist() == [2, 2, 2]
@@ -319,7 +319,7 @@ def test_adopt(emulator: Any) -> None:
     for thing in (stream, Foreign(stream.ptr)):
         with StreamContext.adopt(thing) as first, StreamContext.adopt(stream) as second:
             assert first.__cuda_stream__() == (0, stream.ptr)
-            assert first._key == second._key
+            assert first.core_stream.key == second.core_stream.key
             emulator.hold(stream)
             handle = first.submit(double, cupy.ones(2))
             second.submit(lambda value: value, handle).add_done_callback(lambda _: None)
@@ -342,12 +342,12 @@ def test_adopt(emulator: Any) -> None:
 def test_identity_of_a_reused_pointer() -> None:
     """S33: a pointer the driver gives out again is another stream."""
     first = StreamContext.open("cuda:0")
-    key = first._key
+    key = first.core_stream.key
     first.close()
     del first
     gc.collect()
     with StreamContext.open("cuda:0") as second:
-        assert second._key != key
+        assert second.core_stream.key != key
 
 
 def test_runtimes_do_not_mix(context: StreamContext) -> None:
@@ -391,14 +391,32 @@ def test_dlpack(context: StreamContext, other: StreamContext, emulator: Any) -> 
         context.submit(lambda: 1).__dlpack__()
 
 
+def test_a_dropped_context_leaves_no_stream(emulator: Any) -> None:
+    """S12, S15, S34: work that nobody waits for is reported, and context, stream and thread go by themselves."""
+    context = StreamContext.open("cuda:0")
+    emulator.hold(context.stream)
+    context.submit(lambda: cupy.ones(4) * 2)
+    stream = weakref.ref(context.stream)
+    with pytest.warns(ResourceWarning, match="dropped"):
+        del context
+        gc.collect()
+    assert stream() is not None  # its work is under way
+    emulator.release()
+    for thread in threading.enumerate():
+        if thread.name == "pixtreme.infer completion":
+            thread.join(WAIT_S)
+    gc.collect()
+    assert stream() is None
+
+
 PROGRAM = """
 import random, sys
 import cupy
-from pixtreme.infer.streams import StreamContext, lane
+from pixtreme.infer.streams import StreamContext, _recorder
 if sys.argv[2] == "drop":  # the retention of S16 taken out: nothing handed over is kept
-    lane.Lane._take_handed = lambda self: self._handed.clear()
-    real = lane.Flight
-    lane.Flight = lambda board, label, keep, *rest, has_handle: real(board, label, None, *rest, has_handle=has_handle)
+    _recorder.Recorder.keep = lambda self, values: None
+    real = _recorder.Completion
+    _recorder.Completion = lambda *args, **options: real(*args[:4], None, *args[5:], **options)
 order = random.Random(int(sys.argv[1]))
 wrong = 0
 with StreamContext.open("cuda:0") as first, StreamContext.open("cuda:0") as second:
@@ -508,10 +526,10 @@ def test_numpy_is_not_needed_on_the_device(context: StreamContext) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # CuPy's destructors on a broken device
 def test_conformance(emulator: Any) -> None:
     """S31, S28, S29, S30: the same suite as on the host runtime, with the same report."""
-    from test_testing import break_host_stream
+    from samples import break_host_stream
 
-    from pixtreme.infer.streams.cuda import runtime_of
-    from pixtreme.infer.streams.host import HostRuntime
+    from pixtreme.infer.runtimes.cuda import runtime_of
+    from pixtreme.infer.runtimes.host import HostRuntime
     from pixtreme.infer.testing import check_runtime
 
     report = check_runtime(lambda: runtime_of(0), fault=emulator.fault)

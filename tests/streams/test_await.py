@@ -20,8 +20,8 @@ import trio
 from helpers import WAIT_S, Boom, Gate, LogRecords, fail, park, run_quietly
 
 from pixtreme.infer.errors import ContractError, StreamFault
-from pixtreme.infer.streams import EventHandle, StreamContext, as_completed, loops, wait_all
-from pixtreme.infer.streams.host import HostStream
+from pixtreme.infer.runtimes.host import HostStream
+from pixtreme.infer.streams import EventHandle, StreamContext, _entry_queue, _loops, as_completed, wait_all
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ RUNS: list[Run] = [lambda main: asyncio.run(main()), trio.run]  # type: ignore[a
 
 async def test_a_waiter_nobody_awaits() -> None:
     """S23: a wake-up that comes before the task has parked, or twice, or after a cancelled wait, does nothing."""
-    waiter = loops.make_waiter()
+    waiter = _loops.current().make_waiter()
     for last in (True, False):
         waiter.notify()
         waiter.wake(last=last)
@@ -39,7 +39,7 @@ async def test_a_waiter_nobody_awaits() -> None:
         await waiter.wait()
     for last in (True, False):
         waiter.wake(last=last)
-    cancelled = loops.make_waiter()
+    cancelled = _loops.current().make_waiter()
     with anyio.move_on_after(0) as scope:
         await cancelled.wait()
     assert scope.cancelled_caught
@@ -107,7 +107,7 @@ async def test_await_gives_the_value(context: StreamContext, gate: Gate) -> None
         gate.open()
     assert values == ["value"] * 10
     assert await handle == "value"
-    assert handle._flight._waiters == {}
+    assert handle.completion.waiters == {}
 
 
 async def test_awaiting_a_done_handle_is_a_checkpoint(context: StreamContext) -> None:
@@ -139,7 +139,7 @@ async def test_cancelling_stops_the_wait_not_the_work(context: StreamContext, ga
     with anyio.move_on_after(0.01) as scope:
         await handle
     assert scope.cancelled_caught
-    assert handle._flight._waiters == {}
+    assert handle.completion.waiters == {}
     assert not handle.done()
     gate.open()
     assert await handle == "value"
@@ -242,7 +242,7 @@ async def test_as_completed_left_early(context: StreamContext, gate: Gate) -> No
         assert handle is done
         break
     await results.aclose()  # type: ignore[attr-defined]
-    assert pending._flight._waiters == {}
+    assert pending.completion.waiters == {}
     gate.open()
 
 
@@ -269,14 +269,14 @@ async def test_awaiting_enqueues_nothing(context: StreamContext, gate: Gate, mon
 
 
 async def test_many_completions_post_one_wake_up(context: StreamContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S21, S25: while the loop is busy, completions gather in its inbox behind one posted wake-up."""
+    """S21, S25: while the loop is busy, completions gather in its entry queue behind one posted wake-up."""
     posts: list[int] = []
-    send = loops._Inbox.send
+    send = _entry_queue.EntryQueue.send
 
     class Counted:
         """A waiter whose posts are counted."""
 
-        def __init__(self, waiter: loops.Waiter) -> None:
+        def __init__(self, waiter: _entry_queue.Waiter) -> None:
             self.waiter = waiter
             self.wake = waiter.wake
 
@@ -284,7 +284,7 @@ async def test_many_completions_post_one_wake_up(context: StreamContext, monkeyp
             posts.append(1)
             self.waiter.post(run)
 
-    monkeypatch.setattr(loops._Inbox, "send", lambda self, waiter: send(self, Counted(waiter)))  # type: ignore[arg-type]
+    monkeypatch.setattr(_entry_queue.EntryQueue, "send", lambda self, waiter: send(self, Counted(waiter)))  # type: ignore[arg-type]
     gate = Gate()
     gate.hold(context)
     handles = [context.submit(lambda n=n: n) for n in range(500)]
@@ -398,8 +398,8 @@ class TestLoops:
         handle = context.submit(lambda: 1)
 
         async def main() -> None:
-            waiter = loops.make_waiter()
-            handle._flight.add_waiter(waiter.notify)  # as a wait does whose task is torn down with its loop
+            waiter = _loops.current().make_waiter()
+            handle.completion.add_waiter(waiter.notify)  # as a wait does whose task is torn down with its loop
 
         run(main)
         gate.open()
@@ -417,45 +417,45 @@ class TestLoops:
         gate.hold(context)
         handle = context.submit(lambda: 1)
         woken = threading.Event()
-        inbox = loops._Inbox(None)
-        handle._flight.add_waiter(lambda: inbox.send(StubWaiter(lambda run: fail("wake"), int)))
-        handle._flight.add_waiter(woken.set)
+        queue = _entry_queue.EntryQueue()
+        handle.completion.add_waiter(lambda: queue.send(StubWaiter(lambda run: fail("wake"), int)))
+        handle.completion.add_waiter(woken.set)
         gate.open()
         assert woken.wait(WAIT_S)
         context.synchronize()
         assert log.take() == ["a completion callback failed"]
-        assert not inbox._queue
+        assert not queue.waiters
 
     def test_a_waiter_that_cannot_be_woken(self, log: LogRecords) -> None:
         """S23: on the loop a raising waiter loses no other one; nothing escapes into trio's entry queue."""
         runs: list[Callable[[], object]] = []
-        inbox = loops._Inbox(None)
+        queue = _entry_queue.EntryQueue()
         woken: list[int] = []
-        inbox.send(StubWaiter(runs.append, fail))
-        inbox.send(StubWaiter(runs.append, lambda: woken.append(1)))
+        queue.send(StubWaiter(runs.append, fail))
+        queue.send(StubWaiter(runs.append, lambda: woken.append(1)))
         (run,) = runs
         run()
         assert woken == [1]
         assert log.take() == ["a waiter could not be woken"]
 
     def test_no_wake_up_is_lost(self) -> None:
-        """S21: what is sent just after the loop looked into its inbox has a wake-up of its own."""
+        """S21: what is sent just after the loop looked into its queue has a wake-up of its own."""
         runs: list[Callable[[], object]] = []
         woken: list[int] = []
-        inbox = loops._Inbox(None)
+        queue = _entry_queue.EntryQueue()
 
-        class Raced(deque[loops.Waiter]):
+        class Raced(deque[_entry_queue.Waiter]):
             """Another thread sends right after the first look."""
 
             def __len__(self) -> int:
                 seen = super().__len__()
                 if late:
-                    inbox.send(late.pop())
+                    queue.send(late.pop())
                 return seen
 
         late = [StubWaiter(runs.append, lambda: woken.append(2))]
-        inbox._queue = Raced()
-        inbox.send(StubWaiter(runs.append, lambda: woken.append(1)))
+        queue.waiters = Raced()
+        queue.send(StubWaiter(runs.append, lambda: woken.append(1)))
         for run in runs:  # grows meanwhile
             run()
         assert woken == [1, 2]
@@ -463,7 +463,7 @@ class TestLoops:
     def test_result_on_no_loop(self) -> None:
         """S14: awaiting needs a running loop, and says so in the loop's own words."""
         with pytest.raises(RuntimeError, match="no running event loop"):
-            loops.make_waiter()
+            _loops.current().make_waiter()
 
     def test_asyncio_exit_with_a_wait_pending(self) -> None:
         """S23, C26, C28: main returns while a task awaits; exit code 0, no traceback, no hang."""
@@ -478,6 +478,7 @@ class TestLoops:
         run_quietly(program)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_handles() -> None:
     """S14, S25: 10,000 pending handles on 8 contexts, a task each: all resolve, in stream order per context."""
     contexts = [StreamContext.open("cpu", name=f"lane {number}") for number in range(8)]

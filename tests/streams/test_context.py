@@ -17,15 +17,15 @@ import pytest
 from helpers import WAIT_S, Boom, Gate, LogRecords, fail, fault, run_quietly
 
 from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, ContractError, NotPicklableError, StreamFault
-from pixtreme.infer.streams import StreamContext, available_devices, lane
-from pixtreme.infer.streams import capture as captures
-from pixtreme.infer.streams.completion import TRANSITIONS as FLIGHT_TRANSITIONS
-from pixtreme.infer.streams.completion import Board, Flight, FlightStatus
-from pixtreme.infer.streams.host import RUNTIME
-from pixtreme.infer.streams.host_capture import TRANSITIONS as CAPTURE_TRANSITIONS
-from pixtreme.infer.streams.host_capture import Capture, CaptureStatus, HostRuntimeError
-from pixtreme.infer.streams.lane import TRANSITIONS as CONTEXT_TRANSITIONS
-from pixtreme.infer.streams.lane import ContextStatus
+from pixtreme.infer.runtimes.host import RUNTIME
+from pixtreme.infer.runtimes.host._capture import _TRANSITIONS as CAPTURE_TRANSITIONS
+from pixtreme.infer.runtimes.host._capture import Capture, CaptureStatus, HostRuntimeError
+from pixtreme.infer.streams import StreamContext, _handle, available_devices
+from pixtreme.infer.streams import _captures as captures
+from pixtreme.infer.streams._completion import Completion, HandleStatus
+from pixtreme.infer.streams._in_flight import InFlight
+from pixtreme.infer.streams._lifetime import _TRANSITIONS as CONTEXT_TRANSITIONS
+from pixtreme.infer.streams._lifetime import ContextStatus
 
 
 class TestOpen:
@@ -233,7 +233,7 @@ class TestClose:
                 async def cancel_then_open() -> None:
                     scope.cancel()
                     await anyio.lowlevel.checkpoint()
-                    assert not context._finalizer.alive or context._status is ContextStatus.CLOSING
+                    assert not context._lifetime.finalizer.alive or context._lifetime.status is ContextStatus.CLOSING
                     gate.open()
 
                 group.start_soon(cancel_then_open)
@@ -242,7 +242,7 @@ class TestClose:
                 after.append("not reached")
         assert scope.cancelled_caught
         assert after == []
-        assert context._status is ContextStatus.CLOSED
+        assert context._lifetime.status is ContextStatus.CLOSED
 
     def test_native_asyncio_cancel_of_a_close(self) -> None:
         """S3: task.cancel() without anyio's scopes is delivered after the drain too."""
@@ -266,7 +266,7 @@ class TestClose:
             return False
 
         assert asyncio.run(main())
-        assert context._status is ContextStatus.CLOSED
+        assert context._lifetime.status is ContextStatus.CLOSED
 
     def test_refused_inside_its_own_scope(self, context: StreamContext) -> None:
         """S3, S4: a context cannot close while its stream is current here; it stays open."""
@@ -321,7 +321,7 @@ class TestClose:
             context.submit(int)
         gate.open()
         context.close()
-        assert context._status is ContextStatus.CLOSED
+        assert context._lifetime.status is ContextStatus.CLOSED
 
     def test_synchronize(self, context: StreamContext) -> None:
         """S11: synchronize blocks until everything is over and raises the fault."""
@@ -350,7 +350,7 @@ class TestAdopt:
         alias = StreamContext.adopt(context.stream, name="alias")
         assert alias.submit(lambda: 1).result(WAIT_S) == 1
         alias.close()
-        assert lane._lanes[context._key] is context
+        assert _handle.consumers[context.core_stream.key] is context
         assert context.submit(lambda: 2).result(WAIT_S) == 2
 
     def test_refuses_what_is_no_stream(self) -> None:
@@ -421,7 +421,7 @@ class TestFinalisers:
             if RUNTIME.is_capturing(context.stream):
                 del lost, handle, cycle
                 gc.collect()
-                deferred.append(len(captures._deferred))
+                deferred.append(len(captures.deferred))
                 assert ref() is None
 
         gc.disable()
@@ -431,7 +431,7 @@ class TestFinalisers:
         finally:
             gc.enable()
         assert deferred[0] >= 2
-        assert not captures._deferred
+        assert not captures.deferred
         with context.use():
             session.replay("op")
         context.synchronize()
@@ -549,55 +549,54 @@ def test_launch_blocking_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_device_wide_synchronise_in_the_library() -> None:
     """S35: no verb of the runtime protocol, and so no code written on it, can synchronise a device."""
-    from pixtreme.infer.streams.runtime import Runtime
+    from pixtreme.infer.runtimes import Runtime
 
-    verbs = [name for name in vars(Runtime) if "sync" in name]
+    verbs = [name for name in dir(Runtime) if "sync" in name]
     assert verbs == ["synchronize"]
     assert list(Runtime.synchronize.__annotations__) == ["event", "return"]
 
 
 @pytest.mark.parametrize(("status", "event"), list(product(ContextStatus, ["close", "drained"])))
 def test_every_pair_of_the_context_table(status: ContextStatus, event: str) -> None:
-    """S3: each known pair leads where the table says; an unknown one changes nothing."""
+    """S3, T8: each known pair leads where the table says; an unknown one changes nothing."""
     with StreamContext.open("cpu") as context:
-        context._status = status
+        context._lifetime.status = status
         expected = CONTEXT_TRANSITIONS.get((status, event))
         try:
             if event == "close":
-                context._begin_close()
+                context._lifetime.begin_close(context)
             else:
                 context._finish_close()
         except KeyError:
             assert expected is None
-            assert context._status is status
+            assert context._lifetime.status is status
         else:
-            assert context._status is expected
-        if context._status is ContextStatus.CLOSED and not context.stream.destroyed:
+            assert context._lifetime.status is expected
+        if context._lifetime.status is ContextStatus.CLOSED and not context.stream.destroyed:
             RUNTIME.destroy_stream(context.stream)  # the test set CLOSED by hand
-            context._finalizer.detach()
-        elif context._status is not ContextStatus.CLOSED:
-            context._status = ContextStatus.OPEN
+            context._lifetime.finalizer.detach()
+        elif context._lifetime.status is not ContextStatus.CLOSED:
+            context._lifetime.status = ContextStatus.OPEN
 
 
-@pytest.mark.parametrize(("status", "event"), list(product(FlightStatus, ["complete", "fault"])))
-def test_every_pair_of_the_flight_table(status: FlightStatus, event: str) -> None:
+@pytest.mark.parametrize("cause", [None, Boom()], ids=["complete", "fault"])
+@pytest.mark.parametrize("status", list(HandleStatus))
+def test_a_completion_finishes_once(context: StreamContext, status: HandleStatus, cause: BaseException | None) -> None:
     """S13: pending becomes complete or faulted, and nothing else ever happens."""
-    flight = Flight(Board("a test", None), "work", None, has_handle=False)
-    if status is not FlightStatus.PENDING:
-        flight.finish(None if status is FlightStatus.COMPLETE else Boom())
-    expected = FLIGHT_TRANSITIONS.get((status, event))
-    if expected is None:
-        with pytest.raises(KeyError):
-            flight.finish(None if event == "complete" else Boom())
-        assert flight.status is status
+    completion = Completion(context.core_stream, None, InFlight("a test", None), "work")
+    if status is HandleStatus.PENDING:
+        completion.finish(cause)
+        assert completion.status is (HandleStatus.COMPLETE if cause is None else HandleStatus.FAULTED)
     else:
-        flight.finish(None if event == "complete" else Boom())
-        assert flight.status is expected
+        completion.finish(None if status is HandleStatus.COMPLETE else Boom())
+        with pytest.raises(RuntimeError, match="reported twice"):
+            completion.finish(cause)
+        assert completion.status is status
 
 
 @pytest.mark.parametrize(("status", "event"), list(product(CaptureStatus, ["violate", "end"])))
 def test_every_pair_of_the_capture_table(status: CaptureStatus, event: str) -> None:
-    """S29: a capture ends once; what it refuses changes nothing."""
+    """S29, T8: a capture ends once; what it refuses changes nothing."""
     stream = RUNTIME.create_stream(priority=0)
     capture = Capture(stream)
     capture.status = status

@@ -16,9 +16,9 @@ import pytest
 from helpers import WAIT_S, Boom, Gate, LogRecords, doubled, fail, frame
 
 from pixtreme.infer.errors import BusyError, ContextError, ContractError, HandleTimeout, StreamFault
+from pixtreme.infer.runtimes.host import RUNTIME, HostEvent, HostRuntime
 from pixtreme.infer.streams import EventHandle, StreamContext
-from pixtreme.infer.streams.completion import FlightStatus
-from pixtreme.infer.streams.host import RUNTIME, HostEvent, HostRuntime
+from pixtreme.infer.streams._completion import HandleStatus
 
 
 class Token:
@@ -29,13 +29,13 @@ def test_states(context: StreamContext, gate: Gate) -> None:
     """S13: pending, then complete, and never back; the native event says the same."""
     gate.hold(context)
     handle = context.submit(lambda: "value")
-    assert (handle.done(), handle.status, handle.context) == (False, FlightStatus.PENDING, context)
+    assert (handle.done(), handle.status, handle.context) == (False, HandleStatus.PENDING, context)
     assert isinstance(handle.event, HostEvent)
     assert not RUNTIME.query(handle.event)
     assert "pending" in repr(handle)
     gate.open()
     assert handle.result(WAIT_S) == "value"
-    assert (handle.done(), handle.status, handle.exception()) == (True, FlightStatus.COMPLETE, None)
+    assert (handle.done(), handle.status, handle.exception()) == (True, HandleStatus.COMPLETE, None)
     assert RUNTIME.query(handle.event)
     assert "complete" in repr(handle)
 
@@ -49,7 +49,7 @@ def test_timeout_leaves_it_usable(context: StreamContext, gate: Gate) -> None:
             handle.result(timeout)
         with pytest.raises(TimeoutError):
             handle.exception(timeout)
-    assert handle._flight._waiters == {}
+    assert handle.completion.waiters == {}
     gate.open()
     assert handle.result(1e9) == 1  # more than a lock can wait for
 
@@ -154,9 +154,9 @@ class TestFaults:
         assert error.__cause__ is raised.value.__cause__
         assert isinstance(error.__cause__, Boom)
         assert error.__cause__.__traceback__ is not None
-        statuses: list[FlightStatus] = []
+        statuses: list[HandleStatus] = []
         handle.add_done_callback(lambda handle: statuses.append(handle.status))
-        assert statuses == [FlightStatus.FAULTED]
+        assert statuses == [HandleStatus.FAULTED]
 
     def test_work_before_the_fault_stays_complete(self, context: StreamContext) -> None:
         """S24a (and S18): each handle keeps its own outcome."""
@@ -172,7 +172,7 @@ class TestFaults:
             gate.hold(context)
             handles = [context.submit(context.stream.enqueue, fail) for _ in range(5)]
             gate.open()
-            context._drain("a test").block()
+            context._recorder.drain("a test").block()
             assert log.messages == []  # the handles are still there to be asked
             handles.clear()
             gc.collect()
@@ -225,7 +225,7 @@ class TestHandOver:
         gate.hold(context)
         handle = context.submit(Token)
         assert handle.on(context) is handle.on(context.stream)
-        assert context._handed == []
+        assert context._recorder._kept == []
 
     @pytest.mark.parametrize("by_stream", [False, True])
     def test_value_lives_until_the_targets_use_is_over(
@@ -391,12 +391,12 @@ def test_published_only_after_the_record(context: StreamContext, monkeypatch: py
         context.submit(lambda: 1)
     armed = False
     assert context.in_flight == 0
-    assert context._board._promised == 0
+    assert context._in_flight._promised == 0
     assert context.submit(lambda: 2).result(WAIT_S) == 2
 
 
-def test_demand_comes_before_each_wait(gate: Gate) -> None:
-    """S21: a runtime that reports only when asked to (CUDA's waiter thread) is asked before each kind of wait."""
+def test_reporting_is_ensured_before_each_wait(gate: Gate) -> None:
+    """S21: a runtime that reports only when asked to (CUDA's completion thread) is asked before each kind of wait."""
 
     class Lazy(HostRuntime):
         """Reports like the host, and notes when it was asked to."""
@@ -404,7 +404,7 @@ def test_demand_comes_before_each_wait(gate: Gate) -> None:
         device = "cpu-lazy"
         demanded = 0
 
-        def demand(self, stream: object) -> None:
+        def ensure_reporting(self, stream: object) -> None:
             self.demanded += 1
 
     runtime = Lazy()
@@ -427,7 +427,7 @@ def test_demand_comes_before_each_wait(gate: Gate) -> None:
         wait(handle)
         assert runtime.demanded > before
         timer.join()
-        context._drain("a test").block()
+        context._recorder.drain("a test").block()
     context.close()
 
 

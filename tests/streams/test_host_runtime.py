@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from helpers import WAIT_S, Boom, Gate, fail
 
-from pixtreme.infer.streams import capture as captures
-from pixtreme.infer.streams.host import RUNTIME, HostGraph, HostRuntimeError, HostStream
-from pixtreme.infer.streams.runtime import Runtime, StreamKey
+from pixtreme.infer.runtimes import Runtime, StreamKey
+from pixtreme.infer.runtimes.host import RUNTIME, HostGraph, HostRuntimeError, HostStream
+from pixtreme.infer.streams import _captures as captures
 
 
 @pytest.fixture

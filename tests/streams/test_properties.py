@@ -8,7 +8,7 @@ from helpers import Boom, fail
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixtreme.infer.streams.host import RUNTIME, HostEvent, HostRuntimeError, HostStream
+from pixtreme.infer.runtimes.host import RUNTIME, HostEvent, HostRuntimeError, HostStream
 
 STREAMS, EVENTS = 3, 3
 streams = st.integers(0, STREAMS - 1)

@@ -14,8 +14,8 @@ import pytest
 from helpers import WAIT_S, Boom, Gate, doubled, fail, fault
 
 from pixtreme.infer.errors import BusyError, CaptureError, ClosedError, ContextError, ContractError, StreamFault
+from pixtreme.infer.runtimes.host import RUNTIME
 from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext
-from pixtreme.infer.streams.host import RUNTIME
 
 Pair = namedtuple("Pair", "left right")
 
@@ -197,7 +197,7 @@ class TestBound:
                 thread = threading.Thread(target=lambda number=number: context.submit_sync(order.append, number))
                 thread.start()
                 threads.append(thread)
-                while len(context._board.queue) <= number:  # until this one has asked
+                while len(context._in_flight.queue) <= number:  # until this one has asked
                     thread.join(0.001)
             with pytest.raises(BusyError, match="4 submissions wait"):
                 context.submit(lambda: None)
@@ -222,7 +222,7 @@ class TestBound:
             async with anyio.create_task_group() as group:
                 for number in range(5):
                     await group.start(ask, number)
-                    while len(context._board.queue) <= number:
+                    while len(context._in_flight.queue) <= number:
                         await anyio.lowlevel.checkpoint()
                 assert order == []
                 gate.open()
@@ -247,7 +247,7 @@ class TestBound:
                 group.start_soon(ask)
                 gate.open()
             assert results == ["granted"]
-            assert context._board._promised == 0
+            assert context._in_flight._promised == 0
 
     @pytest.mark.anyio
     async def test_submit_sync_is_refused_on_a_loop(self, context: StreamContext) -> None:

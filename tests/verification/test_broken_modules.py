@@ -72,6 +72,7 @@ def test_the_reference_module_passes(judged: Any, graph: bool) -> None:
 
 
 @pytest.mark.parametrize("name", broken_blurs.MUTANTS)
+@pytest.mark.slow
 def test_each_broken_module_is_caught_by_its_check(judged: Any, name: str) -> None:
     """V3-V9: a module broken in one way fails the checks it breaks, with this finding, and no other."""
     factory, graph, expected = broken_blurs.MUTANTS[name]
@@ -85,6 +86,7 @@ def test_each_broken_module_is_caught_by_its_check(judged: Any, name: str) -> No
             assert expected[check.name] in [(finding.code, finding.path) for finding in check.findings], str(report)
 
 
+@pytest.mark.slow
 def test_verification_is_one_command(capsys: pytest.CaptureFixture[str]) -> None:
     """The example a module author starts from prints two tables without a failure."""
     assert verify_motion_blur.main() == 0

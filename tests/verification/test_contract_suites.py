@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import frame
-from test_bad_input import RGB
+from samples import RGB
 
 from pixtreme.infer.contracts import (
     GpuArrayParamContract,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import WAIT_S, doubled
-from test_onnx_module import HW, photograph
+from samples import HW, photograph
 
 from pixtreme.infer.errors import ContextError
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact

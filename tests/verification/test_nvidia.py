@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from pixtreme.infer.errors import ContextError
-from pixtreme.infer.streams import devices
+from pixtreme.infer.runtimes import pci_bus_id
 from pixtreme.infer.verification import (
     NvidiaTelemetrySource,
     VerificationInputError,
@@ -201,7 +201,7 @@ def test_without_a_cuda_device() -> None:
     with pytest.raises(ContextError, match="available here are"):
         NvidiaTelemetrySource("cuda:7")
     with pytest.raises(ContextError, match="only a CUDA device"):
-        devices.pci_bus_id("cpu")
+        pci_bus_id("cpu")
 
 
 def test_without_a_driver() -> None:

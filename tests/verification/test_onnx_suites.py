@@ -18,13 +18,13 @@ import onnx
 import onnxruntime
 import pytest
 from helpers import WAIT_S, frame
-from test_onnx_module import HW, photograph
+from samples import HW, photograph
 
 from pixtreme.infer.contracts import ShapeProfile
 from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact, OnnxFactory
+from pixtreme.infer.runtimes.host import HostRuntime
 from pixtreme.infer.streams import StreamContext
-from pixtreme.infer.streams.host import HostRuntime
 from pixtreme.infer.verification import (
     AllocationFacts,
     ClosedInferenceFacts,
@@ -265,6 +265,7 @@ def _equivalent(first: Any, second: Any) -> bool:
 
 @pytest.mark.network
 @pytest.mark.parametrize("graph", [False, True], ids=["plain", "graph"])
+@pytest.mark.slow
 def test_the_onnx_module_passes(
     context: StreamContext, network: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, graph: bool
 ) -> None:

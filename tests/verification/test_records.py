@@ -36,6 +36,7 @@ JSON = st.recursive(
 
 @settings(max_examples=10_000, deadline=None)
 @given(JSON)
+@pytest.mark.slow
 def test_canonical_json_is_json(value: Any) -> None:
     """V14: Python's json reads the value back, types included, and writing that again gives the same bytes."""
     text = canonical_json(value)

@@ -129,5 +129,5 @@ if not TYPE_CHECKING:  # a type checker knows every name there is, and should sa
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_dispatch.DISTRIBUTIONS})
+def __dir__() -> list[str]:  # an absent architecture is in `dispatch.architectures()`: looking at it here would raise
+    return sorted({*globals(), *(found.name for found in _dispatch.architectures() if found.version is not None)})

@@ -1,7 +1,7 @@
 """What module authors write against: declarations, protocols, and checks of a call.
 
 Protocols are generic in the artifact identity and in the frame type, which is ``pixtreme.core.Frame`` unless a host
-module says ``HostFrame`` (C5).
+module says ``HostFrame``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class OpenedStatelessImageInference(Protocol[ArtifactIdentity, FrameT]):
 
     The caller keeps inputs alive and ready on the current stream, makes host calls one at a time, and finishes
     outstanding work before ``close()``. Returned frames stay unchanged by later requests and by ``close()``; a call
-    after ``close()`` fails before backend work (C8).
+    after ``close()`` fails before backend work.
     """
 
     @property
@@ -151,7 +151,7 @@ class StatefulImageInference(Protocol[ArtifactIdentity, FrameT]):
     """An opened module with private state: one sequential stream of frames.
 
     ``params`` are those of the contract and ``reset: bool``, which starts a new sequence. The rules of
-    `OpenedStatelessImageInference` hold; frames returned stay unchanged by a reset, too (C8).
+    `OpenedStatelessImageInference` hold; frames returned stay unchanged by a reset, too.
     """
 
     @property

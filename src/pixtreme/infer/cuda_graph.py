@@ -13,13 +13,12 @@ from enum import Enum
 from functools import partial
 from typing import NoReturn
 
-from pixtreme.infer.cuda_graph_buffers import CudaGraphBuffers
-from pixtreme.infer.cuda_graph_verify import verify_operations
-from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, ContractError, StreamFault, refuse_pickle
-from pixtreme.infer.streams import EventHandle, StreamContext, capture
-from pixtreme.infer.streams.completion import keep_until_done
-from pixtreme.infer.streams.devices import DEFAULT_STREAMS, current_stream
-from pixtreme.infer.streams.runtime import NativeGraph, NativeStream, PrivateMemory, Runtime
+from pixtreme.infer._cuda_graph_buffers import CudaGraphBuffers
+from pixtreme.infer._cuda_graph_verify import verify_operations
+from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, StreamFault, refuse_argument, refuse_pickle
+from pixtreme.infer.runtimes import DEFAULT_STREAMS, NativeGraph, PrivateMemory
+from pixtreme.infer.streams import EventHandle, StreamContext, _captures, _scopes
+from pixtreme.infer.streams._stream import Stream
 
 __all__ = ("CudaGraphBuffers", "CudaGraphSession")
 
@@ -34,13 +33,17 @@ class SessionStatus(Enum):
     CLOSED = "closed"  #: released
 
 
-#: status x event → status; an unknown pair is an error and changes nothing.
-TRANSITIONS: dict[tuple[SessionStatus, str], SessionStatus] = {
+_TRANSITIONS: dict[tuple[SessionStatus, str], SessionStatus] = {
     (SessionStatus.PREPARING, "prepared"): SessionStatus.READY,
     (SessionStatus.PREPARING, "close"): SessionStatus.CLOSED,
     (SessionStatus.READY, "close"): SessionStatus.CLOSED,
     (SessionStatus.CLOSED, "close"): SessionStatus.CLOSED,
 }
+
+
+def fire(status: SessionStatus, event: str) -> SessionStatus:
+    """Return the status after an event; an unknown pair is a KeyError and changes nothing."""
+    return _TRANSITIONS[status, event]
 
 
 class CudaGraphSession:
@@ -75,13 +78,18 @@ class CudaGraphSession:
         Whatever an operation (with a note naming it) or ``after_prepare`` raised, unchanged.
 
     Stream order
-        Each operation runs once as warm-up, is waited for, and is captured. After a failure no partial session is left:
-        the stream is out of capture and everything is released.
+    ------------
+    Each operation runs once as warm-up, is waited for, and is captured. After a failure no partial session is left:
+    the stream is out of capture and everything is released.
+
     Host synchronization
-        Opening waits for the stream; replaying never does.
+    --------------------
+    Opening waits for the stream; replaying never does.
+
     Lifetime
-        The fixed output is never handed out by the library. A view of it that a module returns changes with the next
-        replay: that is the module's own risk (``CudaGraphBuffers.copy_output`` gives independent storage).
+    --------
+    The fixed output is never handed out by the library. A view of it that a module returns changes with the next
+    replay: that is the module's own risk (``CudaGraphBuffers.copy_output`` gives independent storage).
 
     Calls must not overlap; they may come from any thread on which the stream is current.
     """
@@ -98,9 +106,9 @@ class CudaGraphSession:
         self._operations = _checked_operations(operations)
         self._names = tuple(self._operations)
         if after_prepare is not None and not callable(after_prepare):
-            _refuse("after_prepare", after_prepare, "None or a callable without arguments")
+            refuse_argument("CudaGraphSession", "after_prepare", after_prepare, "None or a callable without arguments")
         if context is not None and not isinstance(context, StreamContext):
-            _refuse("context", context, "None or a StreamContext")
+            refuse_argument("CudaGraphSession", "context", context, "None or a StreamContext")
         self._resources = tuple(resources)
         self._graphs: dict[str, NativeGraph] = {}
         self._status = SessionStatus.PREPARING
@@ -108,15 +116,14 @@ class CudaGraphSession:
         with ExitStack() as stack:
             if context is not None:
                 stack.enter_context(context.use())
-            self._runtime, self._stream, self._context = _binding(context)
-            self._key = self._runtime.key(self._stream)
+            self._stream, self._context = _binding()
             self._check_no_capture("opening it")
             try:
                 self._prepare(after_prepare, verify=verify)
             except BaseException as error:
                 self._abandon(error)
                 raise
-        self._status = TRANSITIONS[self._status, "prepared"]
+        self._status = fire(self._status, "prepared")
 
     @property
     def context(self) -> StreamContext | None:
@@ -144,7 +151,8 @@ class CudaGraphSession:
             Another device or stream is current, or something captures on the stream; says what is and what must be.
 
         Host synchronization
-            None.
+        --------------------
+        None.
         """
         if self._status is SessionStatus.CLOSED:
             raise ClosedError(
@@ -152,12 +160,13 @@ class CudaGraphSession:
                 what=f"{self!r} was used after close()",
                 how="open a new session",
             )
-        current = self._runtime.current()
-        if current is None or self._runtime.key(current) != self._key:
+        if not self._stream.is_current:
+            current = self._stream.runtime.current()
             observed = "no explicit stream" if current is None else f"{current!r}"
+            device = self._stream.key.device
             raise ContextError(
                 why="a session replays on the stream it was captured for",
-                what=f"current is {observed} ({self._runtime.device}); required is {self._stream!r} of {self._place}",
+                what=f"current is {observed} ({device}); required is {self._stream.native!r} of {self._place}",
                 how="call it inside `with context.use():` of that context, or open a session for this stream",
             )
         self._check_no_capture("using it")
@@ -173,17 +182,22 @@ class CudaGraphSession:
             As `check_context`.
 
         Stream order
-            After everything enqueued on the stream so far.
+        ------------
+        After everything enqueued on the stream so far.
+
         Host synchronization
-            None.
+        --------------------
+        None.
+
         Lifetime
-            The graph and its storage live until what is enqueued when the session closes is complete.
+        --------
+        The graph and its storage live until what is enqueued when the session closes is complete.
         """
         self.check_context()
         graph = self._graphs.get(name)
         if graph is None:
-            _refuse("name", name, f"one of {self.names!r}")
-        self._runtime.launch(graph, self._stream)
+            refuse_argument("CudaGraphSession", "name", name, f"one of {self.names!r}")
+        self._stream.runtime.launch(graph, self._stream.native)
 
     def launch(self, name: str) -> EventHandle[None]:
         """`replay`, and a handle to its completion.
@@ -193,10 +207,17 @@ class CudaGraphSession:
         ContextError
             The session is bound to no context, so nobody can own the handle.
 
-        Stream order, lifetime
-            As `replay`.
+        Stream order
+        ------------
+        As `replay`.
+
+        Lifetime
+        --------
+        As `replay`.
+
         Host synchronization
-            None.
+        --------------------
+        None.
         """
         if self._context is None:
             raise ContextError(
@@ -211,10 +232,11 @@ class CudaGraphSession:
         """Release graphs, operations and resources once work under way is complete. Idempotent.
 
         Host synchronization
-            None. What is enqueued already runs to its end; during a capture the release waits until it ends.
+        --------------------
+        None. What is enqueued already runs to its end; during a capture the release waits until it ends.
         """
         if self._status is not SessionStatus.CLOSED:
-            self._status = TRANSITIONS[self._status, "close"]
+            self._status = fire(self._status, "close")
             self._release()
 
     def __repr__(self) -> str:
@@ -224,15 +246,15 @@ class CudaGraphSession:
         raise refuse_pickle(self, "the artifact and its settings")
 
     def __del__(self) -> None:
-        if getattr(self, "_key", None) is not None and self._graphs:
+        if getattr(self, "_stream", None) is not None and self._graphs:
             self._release()
 
     @property
     def _place(self) -> str:
-        return f"stream {self._key.pointer:#x} of {self._key.device}" if self._context is None else self._context._place
+        return self._stream.place
 
     def _prepare(self, after_prepare: Callable[[], object] | None, *, verify: bool) -> None:
-        memory = self._memory = self._runtime.private_memory()
+        memory = self._memory = self._stream.runtime.private_memory()
         for name, operation in self._operations.items():
             try:
                 with memory.use():
@@ -245,9 +267,9 @@ class CudaGraphSession:
                 raise
         if verify:
             verify_operations(
-                self._runtime,
+                self._stream.runtime,
                 self._operations,
-                replay=lambda name: self._runtime.launch(self._graphs[name], self._stream),
+                replay=lambda name: self._stream.runtime.launch(self._graphs[name], self._stream.native),
                 wait=self._wait_for_stream,
                 resources=self._resources,
             )
@@ -256,8 +278,8 @@ class CudaGraphSession:
         self.check_context()
 
     def _capture(self, name: str, operation: Operation) -> NativeGraph:
-        runtime, stream = self._runtime, self._stream
-        with capture.open_capture(self._key, f"operation {name!r} of {self!r}"):
+        runtime, stream = self._stream.runtime, self._stream.native
+        with _captures.open_capture(self._stream.key, f"operation {name!r} of {self!r}"):
             try:
                 runtime.begin_capture(stream)
                 operation()
@@ -285,10 +307,9 @@ class CudaGraphSession:
         return graph
 
     def _wait_for_stream(self) -> None:
-        event = self._runtime.create_event()
-        self._runtime.record(event, self._stream)
+        event = self._stream.record()
         try:
-            self._runtime.synchronize(event)
+            self._stream.runtime.synchronize(event)
         except Exception as error:
             raise StreamFault(
                 why="work of an operation failed on the device",
@@ -297,8 +318,8 @@ class CudaGraphSession:
             ) from (error.__cause__ or error)
 
     def _check_no_capture(self, what: str) -> None:
-        owner = capture.capturer(self._key)
-        if owner is None and self._runtime.is_capturing(self._stream):
+        owner = _captures.capturer(self._stream.key)
+        if owner is None and self._stream.is_capturing:
             owner = "other code"
         if owner is not None:
             raise ContextError(
@@ -319,25 +340,30 @@ class CudaGraphSession:
         """Let go of everything once what is enqueued now is complete."""
         kept = (self._graphs, self._operations, self._resources, self._memory)
         self._graphs, self._operations, self._resources, self._memory = {}, {}, (), None
-        capture.release(self._key.device, partial(keep_until_done, self._runtime, self._stream, kept))
+        _captures.release(self._stream.key.device, partial(self._stream.keep_until_done, kept))
 
 
-def _binding(context: StreamContext | None) -> tuple[Runtime, NativeStream, StreamContext | None]:
-    """Return what is current on this thread, and the context it belongs to."""
-    runtime, stream, found = current_stream("a graph session is bound to an explicit stream")
-    if found is not None and not found._owned and runtime.orders_itself_with_the_default_stream(stream):
+def _binding() -> tuple[Stream, StreamContext | None]:
+    """Return this thread's current stream, and the context whose scope made it current."""
+    stream = _scopes.current_stream("a graph session is bound to an explicit stream")
+    entry = _scopes.current()
+    context = entry.owner if entry is not None and entry.stream == stream else None
+    if not isinstance(context, StreamContext):
+        context = None
+    runtime = stream.runtime
+    if context is not None and runtime.orders_itself_with_the_default_stream(stream.native):
         raise ContextError(
             why="a blocking stream waits for the legacy default stream and it for the stream, which a capture forbids",
-            what=f"{found!r} adopted a blocking stream; accepted are streams made with non_blocking=True",
+            what=f"{context!r} adopted a blocking stream; accepted are streams made with non_blocking=True",
             how="adopt cupy.cuda.Stream(non_blocking=True), or open a context of its own",
         )
-    if runtime.key(stream).pointer in DEFAULT_STREAMS:
+    if stream.key.pointer in DEFAULT_STREAMS:
         raise ContextError(
             why="a default stream cannot be captured, and orders itself with other streams",
-            what=f"current is default stream {runtime.key(stream).pointer} of {runtime.device}; any other will do",
+            what=f"current is default stream {stream.key.pointer} of {runtime.device}; any other will do",
             how="open the session inside `with context.use():` or on a non-default stream",
         )
-    return runtime, stream, found
+    return stream, context
 
 
 def _refuse_outside(name: str, allocations: int) -> None:
@@ -351,18 +377,10 @@ def _refuse_outside(name: str, allocations: int) -> None:
 
 def _checked_operations(operations: Mapping[str, Operation]) -> dict[str, Operation]:
     if not isinstance(operations, Mapping) or not operations:
-        _refuse("operations", operations, "a non-empty mapping of names to callables")
+        refuse_argument("CudaGraphSession", "operations", operations, "a non-empty mapping of names to callables")
     for name, operation in operations.items():
         if not isinstance(name, str) or not name:
-            _refuse("operations", name, "names that are non-empty strings")
+            refuse_argument("CudaGraphSession", "operations", name, "names that are non-empty strings")
         if not callable(operation):
-            _refuse("operations", {name: operation}, "callables without arguments")
+            refuse_argument("CudaGraphSession", "operations", {name: operation}, "callables without arguments")
     return dict(operations)
-
-
-def _refuse(field: str, observed: object, accepted: str) -> NoReturn:
-    raise ContractError(
-        why=f"{field} of a CudaGraphSession is malformed",
-        what=f"received {field}={observed!r}; accepted is {accepted}",
-        how=f"pass {accepted}",
-    )

@@ -6,11 +6,11 @@ Public through `pixtreme.infer.contracts`.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, Literal, NoReturn, get_args
+from typing import Any, ClassVar, Generic, Literal, get_args
 
 from typing_extensions import TypeIs, TypeVar
 
-from pixtreme.infer.errors import ContractError
+from pixtreme.infer.errors import refuse_argument
 
 Precision = Literal["fp32", "fp16", "int8"]
 CheckpointContainer = Literal["bare", "params", "params_ema", "params-ema"]
@@ -50,7 +50,7 @@ class FrameContract:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, Exact | UnconstrainedWithReference):
-                _refuse(self, field.name, value, "Exact(value) or UnconstrainedWithReference(reference)")
+                refuse_argument(self, field.name, value, "Exact(value) or UnconstrainedWithReference(reference)")
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class GpuArrayParamContract:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name.isidentifier()) or self.name in ("frame", "reset"):
-            _refuse(self, "name", self.name, "an identifier other than 'frame' and 'reset'")
+            refuse_argument(self, "name", self.name, "an identifier other than 'frame' and 'reset'")
         if not isinstance(self.shape, tuple) or not all(_is_dimension(size) for size in self.shape):
-            _refuse(self, "shape", self.shape, "a tuple of positive ints and identifier symbols such as 'H'")
+            refuse_argument(self, "shape", self.shape, "a tuple of positive ints and identifier symbols such as 'H'")
         _check_text(self, "dtype", self.dtype)
         _check_text(self, "unit", self.unit)
 
@@ -101,7 +101,7 @@ class ShapeProfile:
             ("height", "width"), zip(self.min_hw, self.opt_hw, self.max_hw, strict=True), strict=True
         ):
             if list(sides) != sorted(sides):
-                _refuse(self, f"{axis} of min_hw, opt_hw, max_hw", sides, "1 <= min <= opt <= max on each axis")
+                refuse_argument(self, f"{axis} of min_hw, opt_hw, max_hw", sides, "1 <= min <= opt <= max on each axis")
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class TemporalOpenContract(Generic[ArtifactIdentity]):
 def check_precision(owner: object, precision: object) -> None:
     """Reject what is not one of `Precision`."""
     if precision not in get_args(Precision):
-        _refuse(owner, "precision", precision, f"one of {get_args(Precision)!r}")
+        refuse_argument(owner, "precision", precision, f"one of {get_args(Precision)!r}")
 
 
 def check_input_hw(owner: object, input_hw: object) -> None:
@@ -235,14 +235,14 @@ def check_input_hw(owner: object, input_hw: object) -> None:
 
 def _check_hw(owner: object, field: str, value: object) -> None:
     if not (isinstance(value, tuple) and len(value) == 2 and all(is_positive_int(side) for side in value)):
-        _refuse(owner, field, value, "a tuple (height, width) of positive ints")
+        refuse_argument(owner, field, value, "a tuple (height, width) of positive ints")
 
 
 def _check_open(
     contract: StatelessOpenContract[Any] | TemporalOpenContract[Any], family: object, kind: type[object]
 ) -> None:
     if not isinstance(family, kind):
-        _refuse(contract, "family_contract", family, f"a {kind.__name__}")
+        refuse_argument(contract, "family_contract", family, f"a {kind.__name__}")
     check_precision(contract, contract.precision)
     check_input_hw(contract, contract.input_hw)
     _check_positive(contract, "scale", contract.scale)
@@ -252,33 +252,33 @@ def _check_call(contract: ModuleContract | StatelessFamilyContract | TemporalFam
     """Check what a call takes and returns."""
     for field in ("input_frame", "output_frame"):
         if not isinstance(getattr(contract, field), FrameContract):
-            _refuse(contract, field, getattr(contract, field), "a FrameContract")
+            refuse_argument(contract, field, getattr(contract, field), "a FrameContract")
     params: object = contract.params
     if not isinstance(params, tuple) or not all(isinstance(param, GpuArrayParamContract) for param in params):
-        _refuse(contract, "params", params, "a tuple of GpuArrayParamContract")
+        refuse_argument(contract, "params", params, "a tuple of GpuArrayParamContract")
     names = [param.name for param in params]
     if len(set(names)) != len(names):
-        _refuse(contract, "params", names, "names without duplicates")
+        refuse_argument(contract, "params", names, "names without duplicates")
 
 
 def _check_positive(owner: object, field: str, value: object) -> None:
     if not is_positive_int(value):
-        _refuse(owner, field, value, "a positive int (a bool is not an int here)")
+        refuse_argument(owner, field, value, "a positive int (a bool is not an int here)")
 
 
 def _check_startup(owner: object, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        _refuse(owner, "startup_frames", value, "an int from 0 (a bool is not an int here)")
+        refuse_argument(owner, "startup_frames", value, "an int from 0 (a bool is not an int here)")
 
 
 def _check_footprint(owner: object, value: object) -> None:
     if not isinstance(value, StateFootprint):
-        _refuse(owner, "state_footprint", value, "a StateFootprint")
+        refuse_argument(owner, "state_footprint", value, "a StateFootprint")
 
 
 def _check_text(owner: object, field: str, value: object) -> None:
     if not isinstance(value, str) or not value:
-        _refuse(owner, field, value, "a non-empty string")
+        refuse_argument(owner, field, value, "a non-empty string")
 
 
 def is_positive_int(value: object) -> TypeIs[int]:
@@ -288,12 +288,3 @@ def is_positive_int(value: object) -> TypeIs[int]:
 
 def _is_dimension(size: object) -> bool:
     return is_positive_int(size) or (isinstance(size, str) and size.isidentifier())
-
-
-def _refuse(owner: object, field: str, observed: object, accepted: str) -> NoReturn:
-    name = owner if isinstance(owner, str) else type(owner).__name__
-    raise ContractError(
-        why=f"{name}: {field} breaks the contract's form",
-        what=f"received {field}={observed!r}; accepted is {accepted}",
-        how=f"pass {accepted} as {field}",
-    )

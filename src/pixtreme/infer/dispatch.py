@@ -1,6 +1,6 @@
 """Architectures by name: ``pixtreme.infer.span`` is a distribution of its own, imported when it is asked for.
 
-The table is closed: a name that is not in it is no architecture (C9).
+The table is closed: a name that is not in it is no architecture.
 """
 
 from __future__ import annotations

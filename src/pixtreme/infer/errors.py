@@ -18,7 +18,7 @@ What holds after an exception is written in ``docs/errors.md``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = (
     "actionable_error",
@@ -119,6 +119,16 @@ class HandleTimeout(InferError, TimeoutError):
 
 class NotPicklableError(InferError, TypeError):
     """The object is bound to this process's streams; send data instead."""
+
+
+def refuse_argument(owner: object, field: str, observed: object, accepted: str) -> NoReturn:
+    """Raise the `ContractError` for a malformed argument ``field`` of ``owner``: a name, or the object itself."""
+    name = owner if isinstance(owner, str) else type(owner).__name__
+    raise ContractError(
+        why=f"{field} of {name} is malformed",
+        what=f"received {field}={observed!r}; accepted is {accepted}",
+        how=f"pass {accepted} as {field}",
+    )
 
 
 def refuse_pickle(thing: object, send: str) -> NotPicklableError:

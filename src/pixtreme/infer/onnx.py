@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pixtreme.infer._onnx_header import INPUT_NAME, OUTPUT_NAME, AnyPath, OnnxHeader, read_header
 from pixtreme.infer.dependencies import require_optional
 from pixtreme.infer.errors import ContractError
-from pixtreme.infer.onnx_header import INPUT_NAME, OUTPUT_NAME, AnyPath, OnnxHeader, read_header
 
 __all__ = ("clear", "run_onnx")
 
@@ -61,7 +61,8 @@ def run_onnx(onnx_path: AnyPath, input_nhwc: npt.NDArray[np.float32]) -> npt.NDA
     most half of the processors this process may use, and at most four.
 
     Host synchronization
-        Runs in this thread.
+    --------------------
+    Runs in this thread.
     """
     _check_input(input_nhwc)
     header, session = _opened(onnx_path)

@@ -2,7 +2,7 @@
 
 ``FACTORY`` opens it plainly, ``FACTORY.graph_factory()`` as a captured graph. Both enqueue an ONNX Runtime session,
 bound to fixed buffers, on the context's stream: on the host runtime with the CPU provider, on CUDA with the CUDA
-provider (O9), whose own graphs stay off (O9a). The CUDA form has not been run on a card yet.
+provider, whose own graphs stay off. The CUDA form has not been run on a card yet.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pixtreme.infer._onnx_header import INPUT_NAME, OUTPUT_NAME, OnnxHeader, read_header
 from pixtreme.infer.contracts import (
     Exact,
     FrameContract,
@@ -30,9 +31,9 @@ from pixtreme.infer.dependencies import require_optional
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError, refuse_pickle
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.onnx import open_session
-from pixtreme.infer.onnx_header import INPUT_NAME, OUTPUT_NAME, OnnxHeader, read_header
-from pixtreme.infer.streams.devices import current_stream
-from pixtreme.infer.streams.runtime import NativeArray, NativeStream, Runtime
+from pixtreme.infer.runtimes import NativeArray, Runtime
+from pixtreme.infer.streams._scopes import current_stream
+from pixtreme.infer.streams._stream import Stream
 
 __all__ = ("FACTORY", "OnnxArtifact", "OnnxFactory", "OnnxInference")
 
@@ -91,7 +92,12 @@ class OnnxFactory:
         return StatelessFamilyContract(frame, frame, ())
 
     def graph_factory(self) -> OnnxFactory:
-        """Return the factory that opens graph instances; allocates nothing and leaves this one as it is."""
+        """Return the factory that opens graph instances; allocates nothing and leaves this one as it is.
+
+        Host synchronization
+        --------------------
+        None.
+        """
         return OnnxFactory(graph=True, threads=self.threads)
 
     def query_contract(
@@ -110,6 +116,10 @@ class OnnxFactory:
             The artifact, precision or size does not fit; says what the file holds.
         ImportError
             The extra ``ort`` is not installed.
+
+        Host synchronization
+        --------------------
+        None: it reads the file's header.
         """
         return _described(artifact, precision, input_hw, runtime=False)[1]
 
@@ -124,26 +134,28 @@ class OnnxFactory:
             No explicit stream is current.
 
         Stream order
-            The instance belongs to the stream that is current now.
+        ------------
+        The instance belongs to the stream that is current now.
+
         Host synchronization
-            Runs the network once in this thread; a graph instance also waits for its warm-up.
+        --------------------
+        Runs the network once in this thread; a graph instance also waits for its warm-up.
         """
         header, contract = _described(artifact, precision, input_hw, runtime=True)
-        runtime, stream, _ = current_stream("an instance is opened on an explicit stream")
-        network = _Network(header, contract, self.threads, runtime, stream)
-        return OnnxInference(contract, network, runtime, stream, graph=self.graph)
+        stream = current_stream("an instance is opened on an explicit stream")
+        network = _Network(header, contract, self.threads, stream)
+        return OnnxInference(contract, network, stream, graph=self.graph)
 
 
 class _Network:
     """An ONNX Runtime session bound to fixed buffers on the runtime's device."""
 
-    def __init__(
-        self, header: OnnxHeader, contract: OnnxContract, threads: int, runtime: Runtime, stream: NativeStream
-    ) -> None:
+    def __init__(self, header: OnnxHeader, contract: OnnxContract, threads: int, stream: Stream) -> None:
+        runtime = stream.runtime
         device, _, ordinal = runtime.device.partition(":")
         self._on_cuda = device == "cuda"
         self._stream = stream
-        cuda_stream = (int(ordinal), runtime.key(stream).pointer) if self._on_cuda else None
+        cuda_stream = (int(ordinal), stream.key.pointer) if self._on_cuda else None
         self.session = open_session(header, threads=threads, cuda_stream=cuda_stream)
         self._options = None
         if self._on_cuda:  # stream order is all a caller needs: run() must not wait for the device (O9)
@@ -179,7 +191,7 @@ class _Network:
         if self._on_cuda:
             self.run()
         else:
-            self._stream.enqueue(self.run)
+            self._stream.native.enqueue(self.run)
 
 
 class OnnxInference:
@@ -188,11 +200,8 @@ class OnnxInference:
     Made by `OnnxFactory.open`. Requests are enqueued on the stream it was opened on, which must be current.
     """
 
-    def __init__(
-        self, contract: OnnxContract, network: _Network, runtime: Runtime, stream: NativeStream, *, graph: bool
-    ) -> None:
+    def __init__(self, contract: OnnxContract, network: _Network, stream: Stream, *, graph: bool) -> None:
         self._contract = contract
-        self._runtime = runtime
         self._stream = stream
         self._network: _Network | None = network
         self._buffers = CudaGraphBuffers(network.input, network.output)
@@ -230,11 +239,16 @@ class OnnxInference:
             Before any work.
 
         Stream order
-            On the stream the instance was opened on, which must be current.
+        ------------
+        On the stream the instance was opened on, which must be current.
+
         Host synchronization
-            None.
+        --------------------
+        None.
+
         Lifetime
-            The frame given is kept alive until it is copied; the frame returned is independent of later requests.
+        --------
+        The frame given is kept alive until it is copied; the frame returned is independent of later requests.
         """
         network = self._network
         if network is None:
@@ -265,7 +279,8 @@ class OnnxInference:
         """Release session and buffers. Idempotent; frames already returned stay as they are.
 
         Host synchronization
-            None. Finish outstanding work first; what is enqueued already still runs.
+        --------------------
+        None. Finish outstanding work first; what is enqueued already still runs.
         """
         self._network = None
         self._buffers.close()
@@ -276,11 +291,10 @@ class OnnxInference:
         if self._graphs is not None:
             self._graphs.check_context()
             return
-        current = self._runtime.current()
-        if current is None or self._runtime.key(current) != self._runtime.key(self._stream):
+        if not self._stream.is_current:
             raise ContextError(
                 why="an instance works on the stream it was opened on",
-                what=f"current is {current!r}; required is {self._stream!r}",
+                what=f"current is {self._stream.runtime.current()!r}; required is {self._stream.native!r}",
                 how="call it inside `with context.use():`, or bind it and call the bound inference",
             )
 

@@ -1,4 +1,4 @@
-"""Recipes by name and version: what a training or export recipe is called wherever a file refers to it (C14)."""
+"""Recipes by name and version: what a training or export recipe is called wherever a file refers to it."""
 
 from __future__ import annotations
 

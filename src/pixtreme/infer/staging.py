@@ -1,11 +1,11 @@
-"""Pixels in and out of a device: copies that the host does not wait for (A11, A12).
+"""Pixels in and out of a device: copies that the host does not wait for.
 
 On CUDA they go through page-locked buffers of a bounded pool, one pool a device; the host runtime copies directly.
 
 * `upload` and `download` submit to a context and return handles. With an empty pool they raise `BusyError`;
   `upload_sync`, `download_sync` block and `upload_async`, `download_async` wait until a buffer is free.
-* `copy_in` and `copy_out` are the same copies for code that already runs inside ``use()``: what a pipeline's stage or
-  a submitted function calls.
+* `copy_in` and `copy_out` are the same copies for code that already runs inside ``use()``: a submitted function, say.
+* `Upload` and `Download` are the same copies as stages of a pipeline, which waits for their buffers.
 
 A downloaded array is filled by the host, on the thread that reports completions, before its handle counts as complete:
 await it before passing the array on. A pending one is refused by every other stream.
@@ -13,18 +13,20 @@ await it before passing the array on. A pending one is refused by every other st
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pixtreme.infer._staging_buffers import Copy, Lease, Pixels, Reservation, StagingPool, lease_for, pool
 from pixtreme.infer.errors import ContextError
 from pixtreme.infer.frames import FrameLike, HostFrame
-from pixtreme.infer.staging_buffers import Pixels, StagingPool, lease_for, pool, reserved_async, reserved_sync
-from pixtreme.infer.streams import EventHandle, StreamContext, loops
+from pixtreme.infer.streams import EventHandle, StreamContext, _loops, _scopes
 
 __all__ = (
+    "Download",
+    "Reservation",
+    "Upload",
     "StagingPool",
     "copy_in",
     "copy_out",
@@ -36,6 +38,78 @@ __all__ = (
     "upload_async",
     "upload_sync",
 )
+
+
+class Upload:
+    """`copy_in` with its metadata filled in: a pipeline's stage, called with each image.
+
+    Parameters
+    ----------
+    channels, colorspace, gamma, matrix
+        The frames' metadata.
+    """
+
+    def __init__(self, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None) -> None:
+        self._metadata = {"channels": channels, "colorspace": colorspace, "gamma": gamma, "matrix": matrix}
+
+    def __call__(self, array: Pixels, /) -> FrameLike:
+        """Enqueue the copy of one image, as `copy_in` does.
+
+        Stream order
+        ------------
+        As `copy_in`.
+
+        Host synchronization
+        --------------------
+        As `copy_in`.
+
+        Lifetime
+        --------
+        As `copy_in`.
+        """
+        return self._copied(array)
+
+    def reserve(self, context: StreamContext) -> Reservation:
+        """Return a block, ``with`` or ``async with``, that waits for a buffer and gives the copy that will use it.
+
+        Host synchronization
+        --------------------
+        None; entering it with ``with`` blocks while every buffer is in use.
+        """
+        return Reservation(context, self._copied, "Upload")
+
+    def _copied(self, array: Pixels, lease: Lease | None = None) -> FrameLike:
+        return _copied_in(HostFrame(data=array, **self._metadata), lease)
+
+
+class Download:
+    """`copy_out` as a pipeline's stage, called with each frame."""
+
+    def __call__(self, frame: FrameLike, /) -> Pixels:
+        """Enqueue the copy of one frame, as `copy_out` does.
+
+        Stream order
+        ------------
+        As `copy_out`.
+
+        Host synchronization
+        --------------------
+        As `copy_out`.
+
+        Lifetime
+        --------
+        As `copy_out`.
+        """
+        return _copied_out(frame)
+
+    def reserve(self, context: StreamContext) -> Reservation:
+        """As `Upload.reserve`.
+
+        Host synchronization
+        --------------------
+        As `Upload.reserve`.
+        """
+        return Reservation(context, _copied_out, "Download")
 
 
 def copy_in(array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None) -> FrameLike:
@@ -63,15 +137,18 @@ def copy_in(array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, mat
         Every buffer of the pool is in use; nothing was enqueued.
 
     Stream order
-        On the current context's stream.
+    ------------
+    On the current context's stream.
+
     Host synchronization
-        None. On CUDA the image is copied to a page-locked buffer before this returns.
+    --------------------
+    None. On CUDA the image is copied to a page-locked buffer before this returns.
+
     Lifetime
-        Leave the array unchanged until the submission's handle is complete.
+    --------
+    Leave the array unchanged until the submission's handle is complete.
     """
-    context = StreamContext.current()
-    source = HostFrame(data=array, channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)
-    return _copied_in(context, source)
+    return Upload(channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)(array)
 
 
 def copy_out(frame: FrameLike, /) -> Pixels:
@@ -90,13 +167,18 @@ def copy_out(frame: FrameLike, /) -> Pixels:
         As `copy_in`.
 
     Stream order
-        On the current context's stream.
+    ------------
+    On the current context's stream.
+
     Host synchronization
-        None. On CUDA the reporting thread fills the array, before the handle is complete.
+    --------------------
+    None. On CUDA the reporting thread fills the array, before the handle is complete.
+
     Lifetime
-        The frame lives until the copy is done.
+    --------
+    The frame lives until the copy is done.
     """
-    return _copied_out(StreamContext.current(), frame)
+    return _copied_out(frame)
 
 
 def upload(
@@ -109,13 +191,20 @@ def upload(
     ContractError, BusyError
         As `copy_in` and `StreamContext.submit`; nothing was enqueued.
 
-    Stream order, lifetime
-        As `copy_in`.
+    Stream order
+    ------------
+    As `copy_in`.
+
+    Lifetime
+    --------
+    As `copy_in`.
+
     Host synchronization
-        None.
+    --------------------
+    None.
     """
     source = HostFrame(data=array, channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)
-    return context.submit(_copied_in, context, source)
+    return context.submit(_copied_in, source)
 
 
 def download(context: StreamContext, frame: FrameLike | EventHandle[FrameLike], /) -> EventHandle[Pixels]:
@@ -126,12 +215,19 @@ def download(context: StreamContext, frame: FrameLike | EventHandle[FrameLike], 
     ContractError, ContextError, BusyError
         As `copy_out` and `StreamContext.submit`; nothing was enqueued.
 
-    Stream order, lifetime
-        As `copy_out`.
+    Stream order
+    ------------
+    As `copy_out`.
+
+    Lifetime
+    --------
+    As `copy_out`.
+
     Host synchronization
-        None.
+    --------------------
+    None.
     """
-    return context.submit(_copied_out, context, frame)
+    return context.submit(_copied_out, frame)
 
 
 def upload_sync(
@@ -140,7 +236,16 @@ def upload_sync(
     """Like `upload`, but wait on the host for a buffer and a slot of the context; given in order of asking.
 
     Host synchronization
-        Blocks while all are in use; refused on a thread that runs an event loop.
+    --------------------
+    Blocks while all are in use; refused on a thread that runs an event loop.
+
+    Stream order
+    ------------
+    On the context's stream.
+
+    Lifetime
+    --------
+    As `upload` and `download`.
     """
     source = HostFrame(data=array, channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)
     return _submitted_sync(context, _copied_in, source)
@@ -150,7 +255,16 @@ def download_sync(context: StreamContext, frame: FrameLike | EventHandle[FrameLi
     """Like `download`, but wait as `upload_sync` does.
 
     Host synchronization
-        As `upload_sync`.
+    --------------------
+    As `upload_sync`.
+
+    Stream order
+    ------------
+    On the context's stream.
+
+    Lifetime
+    --------
+    As `upload` and `download`.
     """
     return _submitted_sync(context, _copied_out, frame)
 
@@ -161,7 +275,16 @@ async def upload_async(
     """Like `upload`, but wait for a buffer and a slot of the context without blocking; given in order of asking.
 
     Host synchronization
-        None.
+    --------------------
+    None.
+
+    Stream order
+    ------------
+    On the context's stream.
+
+    Lifetime
+    --------
+    As `upload` and `download`.
     """
     source = HostFrame(data=array, channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)
     return await _submitted_async(context, _copied_in, source)
@@ -171,20 +294,23 @@ async def download_async(context: StreamContext, frame: FrameLike | EventHandle[
     """Like `download`, but wait as `upload_async` does.
 
     Host synchronization
-        None.
+    --------------------
+    None.
+
+    Stream order
+    ------------
+    On the context's stream.
+
+    Lifetime
+    --------
+    As `upload` and `download`.
     """
     return await _submitted_async(context, _copied_out, frame)
 
 
-def takes_a_buffer(context: StreamContext, call: object) -> bool:
-    """Tell whether ``call`` is `copy_in` or `copy_out`, perhaps with arguments, and needs a buffer of the device."""
-    while isinstance(call, partial):
-        call = call.func
-    return context.device != "cpu" and call in (copy_in, copy_out)
-
-
-def _copied_in(context: StreamContext, source: HostFrame) -> FrameLike:
-    runtime = context._runtime
+def _copied_in(source: HostFrame, lease: Lease | None = None) -> FrameLike:
+    context = StreamContext.current()
+    runtime = context.core_stream.runtime
     target = runtime.empty(source.shape, source.dtype)
     frame = runtime.make_frame(
         target,
@@ -194,51 +320,55 @@ def _copied_in(context: StreamContext, source: HostFrame) -> FrameLike:
         matrix=source.matrix,
     )
     view = source.data
-    if context.device != "cpu":
-        view = _staged(context, source.shape, source.dtype)
+    if runtime.needs_staging:
+        view = _staged(context, source.shape, source.dtype, lease)
         np.copyto(view, source.data)
     runtime.copy_from_host(target, view, context.stream)
     return frame
 
 
-def _copied_out(context: StreamContext, frame: FrameLike) -> Pixels:
-    runtime = context._runtime
+def _copied_out(frame: FrameLike, lease: Lease | None = None) -> Pixels:
+    context = StreamContext.current()
+    runtime = context.core_stream.runtime
     array = runtime.import_array(frame, name="frame")
     result = np.empty(tuple(array.shape), array.dtype)
     view = result
-    if context.device != "cpu":
-        view = _staged(context, result.shape, result.dtype, fill=result)
+    if runtime.needs_staging:
+        view = _staged(context, result.shape, result.dtype, lease, fill=result)
     runtime.copy_to_host(view, array, context.stream)
     return result
 
 
-def _staged(context: StreamContext, shape: tuple[int, ...], dtype: np.dtype[Any], fill: Pixels | None = None) -> Pixels:
-    """Return a buffer as an array; from here on the event recorded next gives it back, come what may."""
-    lease = lease_for(context)
+def _staged(
+    context: StreamContext,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    lease: Lease | None,
+    fill: Pixels | None = None,
+) -> Pixels:
+    """Return a buffer as an array; from here on the submission's event gives it back, come what may."""
+    if lease is None or lease.taken:
+        lease = lease_for(context)
     lease.taken = True
-    context._finish_with(partial(lease.finish, fill), fills_host=fill is not None)
-    context._demand()  # buffers come back without anybody waiting for the handle
+    _scopes.add_epilogue(context.core_stream, partial(lease.finish, fill), fills_host=fill is not None)
+    context.core_stream.ensure_reporting()  # buffers come back without anybody waiting for the handle
     return lease.view(shape, dtype)
 
 
-def _submitted_sync[T](context: StreamContext, copy: Callable[..., T], source: Any) -> EventHandle[T]:
-    if loops.loop_runs_here():
+def _submitted_sync(context: StreamContext, copy: Copy, source: Any) -> EventHandle[Any]:
+    if _loops.runs_here():
         raise ContextError(
             why="a blocking wait for a buffer would freeze the event loop of this thread",
             what=f"a copy on {context!r} was asked for with its _sync form where an event loop runs",
             how="use the _async form, or the plain one and handle BusyError",
         )
-    context._check_usable()
-    if context.device == "cpu":
-        return context.submit_sync(copy, context, source)
-    with reserved_sync(context):
-        return context.submit_sync(copy, context, source)
+    context.check_usable()
+    with Reservation(context, copy, copy.__name__) as reserved:
+        return context.submit_sync(reserved, source)
 
 
-async def _submitted_async[T](context: StreamContext, copy: Callable[..., T], source: Any) -> EventHandle[T]:
-    context._check_usable()
-    if context.device == "cpu":
-        return await context.submit_async(copy, context, source)
-    after = context._pinned("current")  # other tasks, and their scopes, run while this one waits
-    async with reserved_async(context):
-        return await context.submit_async(copy, context, source, after=after)
+async def _submitted_async(context: StreamContext, copy: Copy, source: Any) -> EventHandle[Any]:
+    context.check_usable()
+    after = context.pin()  # other tasks, and their scopes, run while this one waits
+    async with Reservation(context, copy, copy.__name__) as reserved:
+        return await context.submit_async(reserved, source, after=after)

@@ -1,7 +1,7 @@
 """Tools for tests of modules and runtimes; they know no test framework.
 
 `Latch` holds a stream in a known unfinished state, so that no test sleeps. `check_runtime` runs the contract every
-runtime keeps (S28-S30) and reports: the host runtime is thereby a verified fake of CUDA (S31).
+runtime keeps and reports: the host runtime is thereby a verified fake of CUDA.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from pixtreme.infer.conformance import CHECKS, Bench, Fault, Skipped
+from pixtreme.infer._runtime_checks import CHECKS, Bench, Fault, Skipped
+from pixtreme.infer.runtimes import NativeStream, Runtime, native_stream
 from pixtreme.infer.streams import StreamContext
-from pixtreme.infer.streams.devices import native_stream
-from pixtreme.infer.streams.runtime import NativeStream, Runtime
 
 __all__ = ("Check", "Latch", "RuntimeReport", "check_runtime")
 
@@ -29,12 +28,17 @@ class Latch:
         Contexts or native streams to hold at once; `hold` adds more.
 
     Stream order
-        What is enqueued on a held stream later waits; what was enqueued before runs.
+    ------------
+    What is enqueued on a held stream later waits; what was enqueued before runs.
+
     Host synchronization
-        None. Leaving the with-block releases.
+    --------------------
+    None. Leaving the with-block releases.
+
     Lifetime
-        Release before you wait for a held stream: nothing else will. A held CUDA stream keeps one processor of the
-        device busy.
+    --------
+    Release before you wait for a held stream: nothing else will. A held CUDA stream keeps one processor of the
+    device busy.
     """
 
     def __init__(self, *targets: StreamContext | NativeStream) -> None:
@@ -43,15 +47,25 @@ class Latch:
             self.hold(target)
 
     def hold(self, target: StreamContext | NativeStream) -> None:
-        """Hold one more context or native stream."""
+        """Hold one more context or native stream.
+
+        Host synchronization
+        --------------------
+        None.
+        """
         if isinstance(target, StreamContext):
-            runtime, stream = target._runtime, target.stream
+            runtime, stream = target.core_stream.runtime, target.stream
         else:
             runtime, stream = native_stream(target)
         self._releases.append(runtime.hold(stream))
 
     def release(self) -> None:
-        """Let every held stream go on. Idempotent."""
+        """Let every held stream go on. Idempotent.
+
+        Host synchronization
+        --------------------
+        None.
+        """
         for release in self._releases:
             release()
 
@@ -93,7 +107,7 @@ class RuntimeReport:
 
 
 def check_runtime(factory: Callable[[], Runtime], *, fault: Fault | None = None) -> RuntimeReport:
-    """Run the contract of S28-S30 against a runtime.
+    """Run the contract of every runtime against one.
 
     Parameters
     ----------
@@ -109,7 +123,8 @@ def check_runtime(factory: Callable[[], Runtime], *, fault: Fault | None = None)
         A check for each statement, failed ones with what was seen.
 
     Host synchronization
-        Blocks while it runs; streams of its own are held and released.
+    --------------------
+    Blocks while it runs; streams of its own are held and released.
     """
     runtime = factory()
     checks = []

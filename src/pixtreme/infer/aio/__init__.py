@@ -3,10 +3,10 @@
 They add no second path: everything is ``submit`` and handles.
 """
 
-from pixtreme.infer.aio.flow import Run as Run
-from pixtreme.infer.aio.pipeline import Pipeline as Pipeline
-from pixtreme.infer.aio.pipeline import Stage as Stage
-from pixtreme.infer.aio.pool import StreamPool as StreamPool
+from pixtreme.infer.aio._flow import Run as Run
+from pixtreme.infer.aio._pipeline import Pipeline as Pipeline
+from pixtreme.infer.aio._pipeline import Stage as Stage
+from pixtreme.infer.aio._pool import StreamPool as StreamPool
 from pixtreme.infer.streams import as_completed as as_completed
 from pixtreme.infer.streams import wait_all as wait_all
 

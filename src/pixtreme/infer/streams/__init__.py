@@ -1,10 +1,19 @@
-"""Stream contexts, event-backed handles, and the runtimes under them."""
+"""Stream contexts, and the event-backed handles they return."""
 
-from pixtreme.infer.streams.binding import BoundInference as BoundInference
-from pixtreme.infer.streams.context import StreamContext as StreamContext
-from pixtreme.infer.streams.devices import available_devices as available_devices
-from pixtreme.infer.streams.handle import EventHandle as EventHandle
-from pixtreme.infer.streams.handle import as_completed as as_completed
-from pixtreme.infer.streams.handle import wait_all as wait_all
+from pixtreme.infer.runtimes import available_devices as available_devices
+from pixtreme.infer.streams._binding import BoundInference as BoundInference
+from pixtreme.infer.streams._completion import HandleStatus as HandleStatus
+from pixtreme.infer.streams._context import StreamContext as StreamContext
+from pixtreme.infer.streams._handle import EventHandle as EventHandle
+from pixtreme.infer.streams._several import as_completed as as_completed
+from pixtreme.infer.streams._several import wait_all as wait_all
 
-__all__ = ("StreamContext", "EventHandle", "BoundInference", "wait_all", "as_completed", "available_devices")
+__all__ = (
+    "BoundInference",
+    "EventHandle",
+    "HandleStatus",
+    "StreamContext",
+    "as_completed",
+    "available_devices",
+    "wait_all",
+)

@@ -1,4 +1,4 @@
-"""How close two RGB images are: PSNR, and how many components differ visibly (V11)."""
+"""How close two RGB images are: PSNR, and how many components differ visibly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency of requests one after the other, and the device's telemetry meanwhile (V12)."""
+"""Latency of requests one after the other, and the device's telemetry meanwhile."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class WallTimer:
     """Host time from the call until the request is complete; a handle it returns is waited for and stays the value.
 
     Host synchronization
-        `measure` blocks until the handle is complete.
+    --------------------
+    `measure` blocks until the handle is complete.
     """
 
     def measure[T](self, request: Callable[[], T], /) -> TimedRequest[T]:
@@ -112,13 +113,14 @@ class EventTimer:
         Opened with ``timing=True``; the request enqueues on it.
 
     Host synchronization
-        `measure` blocks until the work is complete.
+    --------------------
+    `measure` blocks until the work is complete.
     """
 
     def __init__(self, context: StreamContext, /) -> None:
         if not isinstance(context, StreamContext):
             refuse("context", repr(context), "a StreamContext")
-        if not context._timing:
+        if not context.timing:
             raise ContextError(
                 why="device time is the time between two timing events",
                 what=f"{context!r} was opened without timing; accepted is one opened with timing=True",
@@ -220,7 +222,8 @@ def measure_requests[T](
         What a request raised, unchanged.
 
     Host synchronization
-        Blocks until everything is measured.
+    --------------------
+    Blocks until everything is measured.
     """
     _check_run(request, timer, warmup, samples, drift_window, telemetry_interval_seconds)
     for _ in range(warmup):

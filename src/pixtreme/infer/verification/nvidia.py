@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from pixtreme.infer.dependencies import require_optional
-from pixtreme.infer.streams.devices import pci_bus_id
+from pixtreme.infer.runtimes import pci_bus_id
 from pixtreme.infer.verification.errors import VerificationInputError, refuse
 from pixtreme.infer.verification.telemetry import TelemetrySample
 
@@ -85,7 +85,8 @@ class NvidiaTelemetrySource:
             The board is lost, or NVML failed otherwise than by not offering a field.
 
         Host synchronization
-            None with any stream.
+        --------------------
+        None with any stream.
         """
         nvml, handle = self._nvml, self._handle
         unavailable: dict[str, str] = {}

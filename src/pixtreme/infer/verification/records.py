@@ -1,4 +1,4 @@
-"""Records of verification: canonical JSON, digests, and references that can be checked (V14)."""
+"""Records of verification: canonical JSON, digests, and references that can be checked."""
 
 from __future__ import annotations
 

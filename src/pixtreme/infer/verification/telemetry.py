@@ -1,4 +1,4 @@
-"""Telemetry of a device while requests run: samples, and the thread that takes them (V12)."""
+"""Telemetry of a device while requests run: samples, and the thread that takes them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,272 @@
+"""`StreamPool`: one stateless module on several streams (A8-A10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from pixtreme.infer.aio._flow import Item, Owner, Run, Source
+from pixtreme.infer.contracts import StatelessInferenceFactory
+from pixtreme.infer.declarations import Precision, TemporalFamilyContract, TemporalOpenContract
+from pixtreme.infer.errors import ClosedError, ContractError, StreamFault, refuse_argument
+from pixtreme.infer.frames import FrameLike
+from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext
+
+_UNBOUNDED_AHEAD = 2  # how far map() goes on a member without a bound: one that runs and one that waits
+
+
+class StreamPool[F: FrameLike](Owner):
+    """Members, each a context with an opened instance; a request goes to the member with the fewest in flight.
+
+    Made by `open`; used with ``with`` or ``async with``, which close it. `map` needs ``async with``.
+
+    A member that faults is taken out, and the others go on.
+    """
+
+    def __init__(self, members: Sequence[BoundInference[F]]) -> None:
+        super().__init__()
+        self._members = tuple(members)
+        self._turn = 0
+
+    @classmethod
+    def open[ArtifactIdentity, G: FrameLike](
+        cls,
+        devices: Sequence[str | int],
+        factory: StatelessInferenceFactory[ArtifactIdentity, G],
+        artifact: ArtifactIdentity,
+        /,
+        *,
+        precision: Precision,
+        input_hw: tuple[int, int],
+        max_in_flight: int | None = None,
+    ) -> StreamPool[G]:
+        """Open one context and one instance for each entry of ``devices``.
+
+        Parameters
+        ----------
+        devices
+            Names as for `StreamContext.open`; ``["cuda:0"] * 3`` is three streams on one device.
+        factory, artifact, precision, input_hw
+            As for `StreamContext.bind`; a stateless factory.
+        max_in_flight
+            Bound of each context; at the bounds of all `submit` raises `BusyError`.
+
+        Raises
+        ------
+        ContractError
+            A temporal factory: a sequence's state lives in one instance. Or another argument is malformed.
+        ContextError
+            A device cannot be used.
+
+        After an error nothing is left open.
+
+        Host synchronization
+        --------------------
+        As the factory's ``open``, once a member; not for a thread that runs an event loop.
+        """
+        if isinstance(devices, str) or not isinstance(devices, Sequence) or not devices:
+            refuse_argument("a pool", "devices", devices, "a sequence of at least one device name")
+        _refuse_temporal(getattr(factory, "family_contract", None))
+        members: list[BoundInference[G]] = []
+        with ExitStack() as stack:
+            for number, device in enumerate(devices):
+                context = StreamContext.open(device, name=f"member {number}", max_in_flight=max_in_flight)
+                stack.enter_context(context)
+                members.append(context.bind(factory, artifact, precision=precision, input_hw=input_hw))
+                _refuse_temporal(members[-1].contract)
+            stack.pop_all()
+        return StreamPool(members)
+
+    @property
+    def members(self) -> tuple[BoundInference[F], ...]:
+        """Every member, those that were taken out as well."""
+        return self._members
+
+    @property
+    def live(self) -> tuple[BoundInference[F], ...]:
+        """The members that take requests."""
+        return tuple(member for member in self._members if _takes_requests(member))
+
+    @property
+    def in_flight(self) -> int:
+        """How many handles of all members are pending."""
+        return sum(member.context.in_flight for member in self._members)
+
+    def submit(self, frame: F | EventHandle[F], /, **params: Any) -> EventHandle[F]:
+        """Enqueue one request on the member with the fewest in flight.
+
+        Raises
+        ------
+        StreamFault
+            No member is left; the cause is the first one's.
+        ClosedError
+            The pool is closed.
+        BusyError
+            Every member left is at its bound.
+        ContractError
+            As the module says; nothing was enqueued.
+
+        Stream order
+        ------------
+        As `StreamContext.submit` on that member.
+
+        Lifetime
+        --------
+        As `StreamContext.submit` on that member.
+
+        Host synchronization
+        --------------------
+        None.
+        """
+        while True:
+            member = self._idlest()
+            try:
+                return member(frame, **params)
+            except StreamFault:
+                if not member.context.faulted:
+                    raise  # the frame's own fault
+
+    async def submit_async(self, frame: F | EventHandle[F], /, **params: Any) -> EventHandle[F]:
+        """Like `submit`, but where every member is at its bound wait without blocking.
+
+        Stream order
+        ------------
+        As `submit`.
+
+        Lifetime
+        --------
+        As `submit`.
+
+        Host synchronization
+        --------------------
+        None.
+        """
+        while True:
+            member = self._idlest()
+            try:
+                return await member.context.submit_async(member.instance, frame, **params)
+            except StreamFault:
+                if not member.context.faulted:
+                    raise
+
+    def map(self, source: Source, /, *, blocking_source: bool = False, **params: Any) -> Run[F]:
+        """Send every frame of a source through the pool; iterate what this returns for the results, in source order.
+
+        Parameters
+        ----------
+        source, blocking_source
+            As for `Pipeline.run`.
+        **params
+            Passed with every request.
+
+        As many frames are under way as the members' bounds allow, two a member without a bound.
+
+        Raises
+        ------
+        BusyError, ClosedError, PipelineError
+            As `Pipeline.run`; the stage is the member's context.
+
+        Stream order
+        ------------
+        As `submit`.
+
+        Lifetime
+        --------
+        As `submit`.
+
+        Host synchronization
+        --------------------
+        None.
+        """
+        depth = sum(member.context.max_in_flight or _UNBOUNDED_AHEAD for member in self._members)
+        return self._begin([partial(self._submit_item, params)], source, depth=depth, blocking_source=blocking_source)
+
+    def close(self) -> None:
+        """Close every context. Idempotent; the first error is raised at the end.
+
+        Host synchronization
+        --------------------
+        Blocks until the work is over (`aclose` does not).
+        """
+        with ExitStack() as stack:
+            for member in self._members:
+                stack.callback(member.context.close)
+
+    async def aclose(self) -> None:
+        """Like `close`, without blocking the event loop.
+
+        Host synchronization
+        --------------------
+        None while draining.
+        """
+        first: BaseException | None = None
+        for member in self._members:
+            try:
+                await member.context.aclose()
+            except BaseException as error:  # a cancellation, too, must not keep the others open
+                first = first or error
+        if first is not None:
+            raise first
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._leave()
+        finally:
+            await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<StreamPool of {len(self.live)} live members of {len(self._members)}, {self.in_flight} in flight>"
+
+    async def _submit_item(self, params: dict[str, Any], item: Item) -> None:
+        item.stage = repr(self)
+        handle = await self.submit_async(item.value, **params)
+        item.submitted(handle.context.name, handle)
+
+    def _idlest(self) -> BoundInference[F]:
+        """Return the live member with the fewest in flight; members take turns where several have."""
+        live = self.live
+        if not live:
+            self._refuse_empty()
+        self._turn += 1
+        start = self._turn % len(live)
+        return min((*live[start:], *live[:start]), key=lambda member: member.context.in_flight)
+
+    def _refuse_empty(self) -> NoReturn:
+        for member in self._members:
+            if not member.context.closed:
+                member.context.check_usable()  # raises the first cause
+        raise ClosedError(
+            why="a closed pool takes no requests",
+            what=f"{self!r} was used after it was closed",
+            how="open a new pool",
+        )
+
+
+def _takes_requests(member: BoundInference[Any]) -> bool:
+    return not (member.closed or member.context.closed or member.context.faulted)
+
+
+def _refuse_temporal(contract: object) -> None:
+    if isinstance(contract, TemporalFamilyContract | TemporalOpenContract):
+        raise ContractError(
+            why="a sequence's state lives in one instance, and a pool gives each frame to another one",
+            what="received a temporal factory; accepted is a stateless one",
+            how="bind it to one context, or give each sequence a context of its own",
+        )

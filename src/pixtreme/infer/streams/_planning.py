@@ -1,0 +1,136 @@
+"""What a submission waits for: decided here, before anything is enqueued, and carried out in `_context`.
+
+Nothing in this file enqueues or waits. Every dependency is checked before the first wait is added, so that a refused
+one leaves the stream as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+from pixtreme.infer.errors import ContextError, ContractError
+from pixtreme.infer.runtimes import NativeEvent, Runtime
+from pixtreme.infer.streams._completion import Completion
+from pixtreme.infer.streams._handle import EventHandle, refuse_unfilled
+from pixtreme.infer.streams._stream import Stream
+
+After = Literal["current"] | None | Iterable[Any]
+
+
+class Plan(NamedTuple):
+    """What a stream has to wait for."""
+
+    events: tuple[NativeEvent, ...]  #: recorded already
+    streams: tuple[Stream, ...]  #: what is enqueued on them when the plan is carried out
+    handed_over: tuple[Completion, ...]  #: whose value, and fault, the stream takes on
+
+
+NOTHING = Plan((), (), ())
+
+
+def plan_waits(stream: Stream, dependencies: Iterable[Any]) -> Plan:
+    """Check every dependency of work on ``stream``, and return what it has to wait for.
+
+    Parameters
+    ----------
+    dependencies
+        Handles, contexts, native events, native streams and `Stream` objects.
+
+    Raises
+    ------
+    ContractError, ContextError
+        Something else, something of another runtime, or host memory that is not filled yet.
+    StreamFault
+        A handle is known to have faulted.
+    """
+    events: list[NativeEvent] = []
+    streams: list[Stream] = []
+    handed_over: list[Completion] = []
+    runtime = stream.runtime
+    for dependency in dependencies:
+        if isinstance(dependency, EventHandle):
+            completion = dependency.completion
+            _check_runtime(stream, dependency, completion.stream.runtime)
+            completion.raise_fault()
+            if completion.done:
+                continue
+            refuse_unfilled(dependency, stream.place)
+            if completion.stream != stream:  # else it is in order already
+                events.append(completion.event)
+            handed_over.append(completion)
+        elif isinstance(dependency, Stream):
+            if dependency != stream:
+                streams.append(dependency)
+        elif isinstance(other := getattr(dependency, "core_stream", None), Stream):  # a context
+            _check_runtime(stream, dependency, other.runtime)
+            if dependency.closed:
+                dependency.check_usable()  # says so
+            if other != stream:
+                streams.append(other)
+        elif runtime.is_event(dependency):
+            events.append(dependency)
+        elif runtime.is_stream(dependency):
+            if runtime.key(dependency) != stream.key:
+                streams.append(Stream(runtime, dependency))
+        else:
+            raise ContractError(
+                why="a stream waits for handles, events, contexts and native streams",
+                what=f"received {dependency!r} as a dependency of {stream.place}",
+                how="pass what submit() or record() returned, a context, or a native event or stream of the same "
+                "runtime",
+            )
+    return Plan(tuple(events), tuple(streams), tuple(handed_over)) if events or streams or handed_over else NOTHING
+
+
+def named_by(after: After, stream: Stream) -> list[Any]:
+    """Return the dependencies that ``after`` names for work on ``stream``; ``"current"`` is this thread's stream."""
+    if after is None:
+        return []
+    if not isinstance(after, str) and isinstance(after, Iterable):
+        return list(after)
+    if after != "current":
+        raise ContractError(
+            why="after names what the work waits for",
+            what=f"received after={after!r}; accepted are 'current', None and a list of dependencies",
+            how="pass a list, such as after=[handle]",
+        )
+    runtime = stream.runtime.here()  # the caller's device may be another one than this stream's
+    native = runtime.current()
+    if native is None:
+        return []
+    caller = Stream(runtime, native)
+    if caller == stream:
+        return []
+    caller.refuse_while_capturing(f"ordering {stream.place} after it")
+    return [caller]
+
+
+def replace_handles[A](value: A, found: list[EventHandle[Any]]) -> A:
+    """Return ``value`` with every handle in it replaced by the handle's value, and add those handles to ``found``.
+
+    Looks inside lists, tuples (named ones too) and dict values. A container without a handle is returned itself, so
+    that a function may fill a list it was given.
+    """
+    swapped: Any = value
+    if isinstance(value, EventHandle):
+        found.append(value)
+        swapped = value.unordered_value
+    elif isinstance(value, dict) and type(value) is dict:
+        replaced = {key: replace_handles(item, found) for key, item in value.items()}
+        if any(replaced[key] is not item for key, item in value.items()):
+            swapped = replaced
+    elif isinstance(value, list | tuple) and (type(value) in (list, tuple) or hasattr(value, "_fields")):
+        items = [replace_handles(item, found) for item in value]
+        if any(item is not old for item, old in zip(items, value, strict=True)):
+            swapped = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return swapped  # type: ignore[no-any-return]
+
+
+def _check_runtime(stream: Stream, thing: object, runtime: Runtime) -> None:
+    if runtime is not stream.runtime:
+        raise ContextError(
+            why="streams of different runtimes cannot wait for each other on the device",
+            what=f"{stream.place} was given {thing!r} of {runtime.device}",
+            how="await the handle and pass its value, or stage the data to the other device",
+        )

@@ -1,0 +1,162 @@
+"""`Recorder`: the events recorded on one context's stream, and what each keeps alive until it completes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pixtreme.infer.errors import ContextError, ContractError, InferError
+from pixtreme.infer.runtimes import NativeEvent
+from pixtreme.infer.streams import _captures, _scopes
+from pixtreme.infer.streams._completion import Completion, HostEpilogue
+from pixtreme.infer.streams._handle import Consumer, EventHandle
+from pixtreme.infer.streams._in_flight import InFlight
+from pixtreme.infer.streams._planning import After, Plan, named_by, plan_waits, replace_handles
+from pixtreme.infer.streams._stream import Stream
+
+
+class Recorder:
+    """Turns what was enqueued on a stream into completions.
+
+    ``turn`` is held from a call's first wait to its event, so that nothing of another thread stands between them: by
+    `submit`, `keep`, `leave_scope` and `drain` themselves, by the caller of the others.
+    """
+
+    def __init__(self, stream: Stream, max_in_flight: int | None, *, timing: bool) -> None:
+        self.stream = stream
+        self.in_flight = InFlight(stream.place, max_in_flight)
+        self.timing = timing
+        self.turn = threading.RLock()
+        self._kept: list[object] = []  # until the next event is recorded (S16)
+
+    def carry_out(self, plan: Plan) -> None:
+        """Enqueue the waits that were planned."""
+        stream = self.stream
+        for other in plan.streams:
+            stream.wait_for(other)
+        for event in plan.events:
+            stream.wait(event)
+        for completion in plan.handed_over:
+            completion.hand_over()
+
+    def submit[T](
+        self, owner: Consumer, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], after: After
+    ) -> tuple[Completion, T]:
+        """Plan, call ``fn`` inside a scope of ``owner``, and publish what it enqueued.
+
+        A slot was promised before; it is given back where nothing is published.
+        """
+        completion: Completion | None = None
+        try:
+            with self.turn:
+                owner.check_usable()
+                plan, label, args, kwargs = self._planned(fn, args, kwargs, after)
+                entry = _scopes.enter(self.stream, owner)
+                try:
+                    self.carry_out(plan)
+                    try:
+                        value = fn(*args, **kwargs)
+                    except BaseException as error:
+                        self.mark_failure(label, (args, kwargs, entry.kept), error)
+                        raise
+                    completion = self.publish((args, kwargs, value, entry.kept), label, promised=True)
+                finally:
+                    _scopes.leave_entry(entry)
+        except BaseException:
+            if completion is None:
+                self.in_flight.give_back()
+            raise
+        return completion, value
+
+    def publish(self, kept: object, label: str, *, promised: bool) -> Completion:
+        """Record an event for a handle: nothing is published unless that succeeds (S36)."""
+        _captures.run_deferred()
+        event = self._record()
+        completion = self._completion(event, kept, label, has_handle=True)
+        self.in_flight.publish(promised=promised)
+        self.stream.report(event, completion.finish)
+        return completion
+
+    def mark(self, label: str, kept: object = None, epilogue: HostEpilogue | None = None) -> Completion:
+        """Record an event without a handle; ``kept`` lives until it completes."""
+        event = self._record()
+        completion = self._completion(event, kept, label, epilogue, has_handle=False)
+        self.stream.report(event, completion.finish)
+        return completion
+
+    def mark_failure(self, label: str, kept: object, error: BaseException) -> None:
+        """Keep the arguments of a call that raised: what it had enqueued before may still use them (S6)."""
+        try:
+            self.mark(label, kept)
+        except Exception as second:
+            error.add_note(f"the arguments could not be kept until the work is over: {second!r}")
+        fault = self.in_flight.fault
+        if fault is not None and fault.cause is error:  # PIXTREME_INFER_LAUNCH_BLOCKING: the caller gets it directly
+            fault.retrieved = True
+
+    def keep(self, values: Iterable[object]) -> None:
+        """Keep objects alive: until this thread's scope of the stream is over, or else the next recorded event."""
+        entry = _scopes.entry_of(self.stream)
+        if entry is not None:
+            entry.kept.extend(values)
+            return
+        with self.turn:
+            self._kept.extend(values)
+
+    def leave_scope(self, kept: list[object], epilogue: HostEpilogue | None) -> None:
+        """Keep what a scope collected until what it enqueued is complete (S16)."""
+        with self.turn:
+            if self.stream.is_capturing:
+                self._kept.append((kept, epilogue))
+            else:
+                self.mark("use()", kept, epilogue)
+
+    def drain(self, label: str) -> Completion:
+        """Return what is over once everything enqueued so far is."""
+        with self.turn:
+            self.stream.refuse_own_thread(label)
+            self.stream.refuse_while_capturing(label)
+            _captures.run_deferred()
+            try:
+                completion = self.mark(label)
+            except InferError:
+                raise
+            except Exception as error:  # the device takes no more calls: nothing of it can be waited for
+                completion = Completion(self.stream, None, self.in_flight, label)
+                completion.finish(error)
+            self.stream.ensure_reporting()
+            return completion
+
+    def _planned(
+        self, fn: object, args: tuple[Any, ...], kwargs: dict[str, Any], after: After
+    ) -> tuple[Plan, str, tuple[Any, ...], dict[str, Any]]:
+        """Return what to wait for, what messages call the submission, and the arguments without handles."""
+        if not callable(fn):
+            raise ContractError(
+                why="submit calls its first argument",
+                what=f"received {fn!r}; accepted is a callable that enqueues on the current stream",
+                how="pass a function and its arguments: context.submit(fn, *args, **kwargs)",
+            )
+        label = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+        self.stream.refuse_while_capturing(f"submit({label})")
+        handles: list[EventHandle[Any]] = []
+        args, kwargs = replace_handles(args, handles), replace_handles(kwargs, handles)
+        return plan_waits(self.stream, [*named_by(after, self.stream), *handles]), label, args, kwargs
+
+    def _record(self) -> NativeEvent:
+        if self.stream.is_capturing:
+            self.stream.refuse_while_capturing("recording a handle's event")
+            raise ContextError(
+                why="an event recorded in a capture never completes by itself",
+                what=f"the stream of {self.stream.place} was left capturing by code that is not ours",
+                how="end that capture before the call returns, or use CudaGraphSession to capture",
+            )
+        return self.stream.record(timing=self.timing)
+
+    def _completion(
+        self, event: NativeEvent, kept: object, label: str, epilogue: HostEpilogue | None = None, *, has_handle: bool
+    ) -> Completion:
+        handed, self._kept = self._kept, []
+        epilogue = epilogue or _scopes.take_epilogue(self.stream)
+        return Completion(self.stream, event, self.in_flight, label, (kept, handed), epilogue, has_handle=has_handle)
