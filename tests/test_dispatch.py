@@ -114,6 +114,7 @@ def inside_a_zip(root: Path) -> tuple[list[Path], Path | None]:
 @pytest.mark.parametrize(
     "install", [on_the_path, editable, from_a_wheel, split_over_two_folders, inside_a_zip], ids=lambda it: it.__name__
 )
+@pytest.mark.slow
 def test_installed(installed: Path, tmp_path: Path, install: Any) -> None:
     """C9, C11, C12: found wherever it is installed, imported when asked for and not before."""
     folders, site = install(tmp_path)
@@ -180,6 +181,7 @@ def test_absent(installed: Path) -> None:
         ("from pixtreme.infer import nothing_of_the_kind", "ImportError", "nothing_of_the_kind"),
     ],
 )
+@pytest.mark.slow
 def test_broken_inside(installed: Path, tmp_path: Path, source: str, kind: str, text: str) -> None:
     """C10, C47: the original error, untouched; the other architecture works; so does this one once it is mended."""
     add_module(tmp_path, source=source)

@@ -497,6 +497,7 @@ class TestProcessEdges:
             "[context.stream.enqueue(sum, range(10**6)) for _ in range(100)]",
         ],
     )
+    @pytest.mark.slow
     def test_interpreter_exit(self, state: str) -> None:
         """S24b (and S12): at exit an open context neither hangs nor prints anything."""
         program = (
