@@ -85,8 +85,8 @@ class Lifetime:
             self.status = fire(self.status, "close")
             return completion
 
-    def finish_close(self, owner: object) -> bool:
-        """Close what is bound and release the stream, once; True for the caller who did.
+    def finish_close(self, owner: object) -> None:
+        """Close what is bound and release the stream, once.
 
         A module whose ``close`` raises does not keep the rest from closing; the first error is raised at the end.
         """
@@ -95,7 +95,7 @@ class Lifetime:
         stream = recorder.stream
         with recorder.turn:
             if self.status is ContextStatus.CLOSED:
-                return False
+                return
             closed = fire(self.status, "drained")
             while self.opened:
                 try:
@@ -114,7 +114,6 @@ class Lifetime:
             for further in errors[1:]:
                 errors[0].add_note(f"while closing another module of {stream.place}: {further!r}")
             raise errors[0]
-        return True
 
     def close_opened(self, opened: Opened[Any], owner: object) -> None:
         """Close one module: its outstanding work first (C8)."""
