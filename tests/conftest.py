@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from helpers import Gate, LogRecords
 from pixtreme.infer.streams import StreamContext, _captures, _handle
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background ignores Ctrl-C
 
 BACKENDS = [
     pytest.param(("asyncio", {"debug": True}), id="asyncio"),

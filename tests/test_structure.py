@@ -114,7 +114,11 @@ def test_files_stay_small() -> None:
     face = ROOT / "src" / "pixtreme" / "infer" / "streams" / "_context.py"
     docstrings = 0
     for node in ast.walk(ast.parse(face.read_text("utf-8"))):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if "overload" in map(ast.unparse, node.decorator_list):  # a type, not code
+            docstrings += (node.end_lineno or 0) - node.lineno + 2
+        elif ast.get_docstring(node):
             text = node.body[0]
             docstrings += (text.end_lineno or 0) - text.lineno + 1
     assert lengths.pop(face.name) - docstrings < 300

@@ -200,3 +200,45 @@ def test_malformed_devices(artifact: OnnxArtifact, devices: Any, error: Any) -> 
     """A8: nothing is left open where a device cannot be used (the guard of the suite looks)."""
     with pytest.raises(error):
         StreamPool.open(devices, FACTORY, artifact, precision="fp32", input_hw=(4, 6))
+
+
+async def test_a_waiting_request_takes_the_first_free_member(bounded: StreamPool[Any]) -> None:
+    """R11: members 0 and 1 are full; whichever is freed takes the request, and the other's queue is left empty."""
+    async with bounded:
+        for freed in (1, 0):
+            gates = Gate(), Gate()
+            full = []
+            for member, gate in zip(bounded.members, gates, strict=True):
+                gate.hold(member.context)
+                full.append(member(frame(1.0)))
+            results: list[Any] = []
+
+            async def ask(results: list[Any] = results) -> None:
+                results.append(await bounded.submit_async(frame(5.0)))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                assert results == []
+                gates[freed].open()
+                await full[freed]
+            assert results[0].context is bounded.members[freed].context
+            assert value(await results[0]) == 5.0
+            gates[1 - freed].open()
+            await full[1 - freed]
+            assert [member.context.slots.out for member in bounded.members] == [0, 0]
+
+
+async def test_a_cancelled_request_leaves_no_queue(bounded: StreamPool[Any], gate: Gate) -> None:
+    """R11: it gives back what it was promised on any member."""
+    async with bounded:
+        for member in bounded.members:
+            gate.hold(member.context)
+            member(frame())
+        with anyio.move_on_after(0.01) as scope:
+            await bounded.submit_async(frame())
+        assert scope.cancelled_caught
+        assert [len(member.context.slots.queue) for member in bounded.members] == [0, 0]
+        gate.open()
+        for _ in range(4):
+            assert value(await (await bounded.submit_async(frame(2.0)))) == 2.0

@@ -81,7 +81,7 @@ def test_no_thread_before_somebody_waits(context: StreamContext, emulator: Any) 
     assert waiters() == 0
     seen: list[int] = []
     for handle in handles:
-        handle.add_done_callback(lambda handle: seen.append(handle.result()))
+        handle.call_when_done(lambda handle: seen.append(handle.result()))
     assert waiters() == 1
     emulator.release()
     handles[-1].result(WAIT_S)
@@ -97,7 +97,7 @@ def test_the_waiter_ends_with_the_context(emulator: Any) -> None:
     context = StreamContext.open("cuda:0")
     emulator.hold(context.stream)
     handle = context.submit(double, cupy.ones(3))
-    handle.add_done_callback(lambda _: None)
+    handle.call_when_done(lambda _: None)
     thread = next(thread for thread in threading.enumerate() if thread.name == "pixtreme.infer completion")
     emulator.release()
     context.close()
@@ -174,7 +174,7 @@ def test_what_is_kept(context: StreamContext, emulator: Any) -> None:
     alive = weakref.ref(argument)
     emulator.hold(context.stream)
     handle = context.submit(lambda thing: None, argument)
-    handle.add_done_callback(lambda _: None)
+    handle.call_when_done(lambda _: None)
     del handle, argument
     gc.collect()
     assert alive() is not None
@@ -216,7 +216,7 @@ def test_a_device_error(emulator: Any, log: LogRecords) -> None:
     emulator.fault(context.stream)
     handles = [context.submit(int, number) for number in range(3)]
     seen: list[object] = []
-    handles[0].add_done_callback(lambda handle: seen.append(handle.status.value))
+    handles[0].call_when_done(lambda handle: seen.append(handle.status.value))
     emulator.release()
     for handle in handles:
         with pytest.raises(StreamFault) as raised:
@@ -273,7 +273,7 @@ def test_global_capture_elsewhere(context: StreamContext, emulator: Any) -> None
     """S24: another thread captures in global mode, as PyTorch and ONNX Runtime do, while our waiter waits."""
     emulator.hold(context.stream)
     handle = context.submit(double, cupy.ones(2))
-    handle.add_done_callback(lambda _: None)  # the waiter now blocks in the event
+    handle.call_when_done(lambda _: None)  # the waiter now blocks in the event
     stream, failed = cupy.cuda.Stream(non_blocking=True), []
     source, target = cupy.ones(4), cupy.zeros(4)
     capturing, go_on = threading.Event(), threading.Event()
@@ -322,7 +322,7 @@ def test_adopt(emulator: Any) -> None:
             assert first.core_stream.key == second.core_stream.key
             emulator.hold(stream)
             handle = first.submit(double, cupy.ones(2))
-            second.submit(lambda value: value, handle).add_done_callback(lambda _: None)
+            second.submit(lambda value: value, handle).call_when_done(lambda _: None)
             emulator.release()
             assert handle.result(WAIT_S).get().tolist() == [2, 2]
     stream.synchronize()
@@ -488,7 +488,7 @@ context = StreamContext.open("cuda:0")
 if {end!r} != "open":
     handle = context.submit(lambda: cupy.ones(2) * 2)
 if {end!r} == "awaited":
-    handle.add_done_callback(lambda _: None)
+    handle.call_when_done(lambda _: None)
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore::ResourceWarning", "-c", program],

@@ -493,7 +493,7 @@ async def test_ten_thousand_handles() -> None:
     async def take(context: StreamContext) -> None:
         number = next(numbers[context])  # in the order of submission; trio starts tasks in any order
         handle = context.submit(lambda: number)
-        handle.add_done_callback(lambda _: finished[context].append(number))
+        handle.call_when_done(lambda _: finished[context].append(number))
         values[context].append(await handle)
 
     async with anyio.create_task_group() as group:

@@ -289,7 +289,7 @@ class TestClose:
 
         gate.hold(context)
         first = context.record()
-        first.add_done_callback(callback)
+        first.call_when_done(callback)
         gate2 = Gate()
         gate2.hold(context)
         pending = context.record()

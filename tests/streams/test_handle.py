@@ -91,26 +91,24 @@ def test_callbacks(context: StreamContext, gate: Gate, log: LogRecords) -> None:
 
     gate.hold(context)
     handle = context.submit(lambda: 1)
-    handle.add_done_callback(note)
-    handle.add_done_callback(lambda _: fail("callback"))
-    handle.add_done_callback(note)
+    handle.call_when_done(note)
+    handle.call_when_done(lambda _: fail("callback"))
+    handle.call_when_done(note)
     assert seen == []
     gate.open()
     context.synchronize()
     assert seen == [(handle, "pixtreme.infer host stream")] * 2
-    handle.add_done_callback(note)
+    handle.call_when_done(note)
     assert seen[2] == (handle, threading.current_thread().name)
     assert log.take() == ["a completion callback failed"]
     with pytest.raises(ContractError, match="callable"):
-        handle.add_done_callback(1)  # type: ignore[arg-type]
+        handle.call_when_done(1)  # type: ignore[arg-type]
 
 
 def test_a_callback_may_submit(context: StreamContext, other: StreamContext) -> None:
     """S13: a callback runs outside any task, so it may enqueue the next step."""
     chained: list[EventHandle[int]] = []
-    context.submit(lambda: 1).add_done_callback(
-        lambda handle: chained.append(handle.then(other, lambda value: value + 1))
-    )
+    context.submit(lambda: 1).call_when_done(lambda handle: chained.append(handle.then(other, lambda value: value + 1)))
     context.synchronize()
     assert chained[0].result(WAIT_S) == 2
 
@@ -155,7 +153,7 @@ class TestFaults:
         assert isinstance(error.__cause__, Boom)
         assert error.__cause__.__traceback__ is not None
         statuses: list[HandleStatus] = []
-        handle.add_done_callback(lambda handle: statuses.append(handle.status))
+        handle.call_when_done(lambda handle: statuses.append(handle.status))
         assert statuses == [HandleStatus.FAULTED]
 
     def test_work_before_the_fault_stays_complete(self, context: StreamContext) -> None:
@@ -414,7 +412,7 @@ def test_reporting_is_ensured_before_each_wait(gate: Gate) -> None:
     waits: list[Callable[[EventHandle[None]], object]] = [
         lambda handle: handle.result(WAIT_S),
         lambda handle: handle.exception(WAIT_S),
-        lambda handle: handle.add_done_callback(lambda _: None),
+        lambda handle: handle.call_when_done(lambda _: None),
         lambda handle: context.submit_sync(lambda: None),
     ]
     for wait in waits:

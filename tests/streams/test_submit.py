@@ -182,7 +182,7 @@ class TestBound:
                 with pytest.raises(Boom):
                     context.submit(fail)
             with pytest.raises(ContractError):
-                context.submit(3)  # type: ignore[arg-type]
+                context.submit(3)  # type: ignore[call-overload]
             assert context.submit(lambda: 1).result(WAIT_S) == 1
 
     def test_submit_sync_waits_in_order_of_asking(self) -> None:

@@ -13,6 +13,7 @@ from typing_extensions import TypeIs, TypeVar
 from pixtreme.infer.errors import refuse_argument
 
 Precision = Literal["fp32", "fp16", "int8"]
+_TAKEN = ("frame", "reset", "after", "out", "host", "blocking_source")  # by calls that pass parameters on
 CheckpointContainer = Literal["bare", "params", "params_ema", "params-ema"]
 
 Value = TypeVar("Value")
@@ -66,8 +67,8 @@ class GpuArrayParamContract:
     unit: str
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name.isidentifier()) or self.name in ("frame", "reset"):
-            refuse_argument(self, "name", self.name, "an identifier other than 'frame' and 'reset'")
+        if not (isinstance(self.name, str) and self.name.isidentifier()) or self.name in _TAKEN:
+            refuse_argument(self, "name", self.name, f"an identifier other than {', '.join(map(repr, _TAKEN))}")
         if not isinstance(self.shape, tuple) or not all(_is_dimension(size) for size in self.shape):
             refuse_argument(self, "shape", self.shape, "a tuple of positive ints and identifier symbols such as 'H'")
         _check_text(self, "dtype", self.dtype)

@@ -172,6 +172,12 @@ class HostFrame:
         """Storage dtype."""
         return self._data.dtype
 
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> HostArray:
+        """Return the pixels for ``numpy.asarray(frame)``: the storage itself where neither dtype nor copy is asked."""
+        if copy is False and dtype is not None and np.dtype(dtype) != self._data.dtype:
+            raise ValueError(f"a {self._data.dtype} frame cannot be an array of {np.dtype(dtype)} without a copy")
+        return self._data.astype(self._data.dtype if dtype is None else dtype, copy=bool(copy))
+
     def __dlpack__(
         self,
         *,
@@ -204,7 +210,9 @@ def _checked_data(value: HostArray) -> HostArray:
         raise ContractError(
             why="HostFrame data must use host-resident numpy.ndarray storage",
             what=f"received HostFrame data as {type(value).__module__}.{type(value).__qualname__}",
-            how="pass a numpy.ndarray, such as numpy.asarray(data)",
+            how="await the handle and pass its value"
+            if hasattr(value, "__await__")
+            else "pass a numpy.ndarray, such as numpy.asarray(data)",
         )
     if value.ndim != 3:
         raise ContractError(

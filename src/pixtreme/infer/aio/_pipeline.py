@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -13,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from pixtreme.infer.aio._flow import Hop, Item, Owner, Run, Source
 from pixtreme.infer.declarations import is_positive_int
-from pixtreme.infer.errors import ContextError, refuse_argument
+from pixtreme.infer.errors import refuse_argument
 from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext
 from pixtreme.infer.streams._planning import After
 
@@ -24,7 +25,8 @@ class Stage:
     Parameters
     ----------
     context
-        Where the work is enqueued. Several stages may share one.
+        Where the work is enqueued. Several stages may share one. A `BoundInference` alone, ``Stage(bound)``, brings its
+        own.
     call
         ``call(value)`` enqueues on the current stream and returns the result-to-be, as for `StreamContext.submit`; or a
         `BoundInference` of this context. `staging.Upload` and `staging.Download` wait until a page-locked buffer is
@@ -39,31 +41,30 @@ class Stage:
 
     def __init__(
         self,
-        context: StreamContext,
-        call: Callable[[Any], Any] | BoundInference[Any],
+        context: StreamContext | BoundInference[Any],
+        call: Callable[[Any], Any] | BoundInference[Any] | None = None,
         *,
         in_thread: bool = False,
         name: str | None = None,
     ) -> None:
+        if isinstance(context, BoundInference) and call is None:
+            bound = context
+            context, call = bound.context, bound
         if not isinstance(context, StreamContext):
             refuse_argument("a pipeline's stage", "context", context, "a StreamContext")
-        if not callable(call):
-            refuse_argument("a pipeline's stage", "call", call, "a callable of one argument, or a BoundInference")
+        if not callable(call) or _is_asynchronous(call):
+            accepted = "a callable of one argument that is no coroutine function, or a BoundInference"
+            refuse_argument("a pipeline's stage", "call", call, accepted)
         if not isinstance(in_thread, bool):
             refuse_argument("a pipeline's stage", "in_thread", in_thread, "True or False")
         if name is not None and (not isinstance(name, str) or not name):
             refuse_argument("a pipeline's stage", "name", name, "None or a non-empty string")
-        if isinstance(call, BoundInference) and call.context is not context:
-            raise ContextError(
-                why="a bound module runs on the context that owns it",
-                what=f"received {call!r} for a stage on {context!r}; accepted is {call.context!r}",
-                how="make the stage with the module's own context",
-            )
+        named: Any = call.instance_on(context) if isinstance(call, BoundInference) else call
         self.context = context
-        self.call: Callable[[Any], Any] = call.instance if isinstance(call, BoundInference) else call
+        self.call = call
         self.in_thread = in_thread
         self.reserve: Callable[[StreamContext], Any] | None = getattr(call, "reserve", None)
-        label = getattr(self.call, "__name__", None) or type(self.call).__name__
+        label = getattr(named, "__name__", None) or type(named).__name__
         self.name = name if name is not None else f"{label} on {context.name}"
 
     def __repr__(self) -> str:
@@ -207,3 +208,14 @@ async def _cross(item: Item) -> None:
 def _first_only(item: Item) -> After:
     """Only the first stage may be given something the caller's current stream just made."""
     return None if item.handles else "current"
+
+
+def _is_asynchronous(call: object) -> bool:
+    """Tell whether calling ``call`` gives something to await, as far as can be seen without calling it."""
+    while isinstance(call, partial):
+        call = call.func
+    return any(
+        check(one)
+        for check in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        for one in (call, getattr(call, "__call__", None))  # noqa: B004
+    )

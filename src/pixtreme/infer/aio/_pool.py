@@ -14,6 +14,8 @@ from pixtreme.infer.declarations import Precision, TemporalFamilyContract, Tempo
 from pixtreme.infer.errors import ClosedError, ContractError, StreamFault, refuse_argument
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext
+from pixtreme.infer.streams._planning import After
+from pixtreme.infer.streams._semaphore import take_first
 
 _UNBOUNDED_AHEAD = 2  # how far map() goes on a member without a bound: one that runs and one that waits
 
@@ -122,15 +124,17 @@ class StreamPool[F: FrameLike](Owner):
         None.
         """
         while True:
-            member = self._idlest()
+            member = self._idlest_first()[0]
             try:
                 return member(frame, **params)
             except StreamFault:
                 if not member.context.faulted:
                     raise  # the frame's own fault
 
-    async def submit_async(self, frame: F | EventHandle[F], /, **params: Any) -> EventHandle[F]:
-        """Like `submit`, but where every member is at its bound wait without blocking.
+    async def submit_async(
+        self, frame: F | EventHandle[F], /, *, after: After = "current", **params: Any
+    ) -> EventHandle[F]:
+        """Like `submit`, but where every member is at its bound wait, without blocking, for the first that is not.
 
         Stream order
         ------------
@@ -145,12 +149,12 @@ class StreamPool[F: FrameLike](Owner):
         None.
         """
         while True:
-            member = self._idlest()
+            members = self._idlest_first()
             try:
-                return await member.context.submit_async(member.instance, frame, **params)
-            except StreamFault:
-                if not member.context.faulted:
-                    raise
+                return await _submit_to_first_free(members, frame, after, params)
+            except (StreamFault, ClosedError):
+                if all(_takes_requests(member) for member in members):
+                    raise  # the frame's own fault
 
     def map(self, source: Source, /, *, blocking_source: bool = False, **params: Any) -> Run[F]:
         """Send every frame of a source through the pool; iterate what this returns for the results, in source order.
@@ -239,14 +243,14 @@ class StreamPool[F: FrameLike](Owner):
         handle = await self.submit_async(item.value, **params)
         item.submitted(handle.context.name, handle)
 
-    def _idlest(self) -> BoundInference[F]:
-        """Return the live member with the fewest in flight; members take turns where several have."""
+    def _idlest_first(self) -> list[BoundInference[F]]:
+        """Return the live members, the one with the fewest in flight first; they take turns where several have."""
         live = self.live
         if not live:
             self._refuse_empty()
         self._turn += 1
         start = self._turn % len(live)
-        return min((*live[start:], *live[:start]), key=lambda member: member.context.in_flight)
+        return sorted((*live[start:], *live[:start]), key=lambda member: member.context.in_flight)
 
     def _refuse_empty(self) -> NoReturn:
         for member in self._members:
@@ -257,6 +261,21 @@ class StreamPool[F: FrameLike](Owner):
             what=f"{self!r} was used after it was closed",
             how="open a new pool",
         )
+
+
+async def _submit_to_first_free[F: FrameLike](
+    members: Sequence[BoundInference[F]], frame: F | EventHandle[F], after: After, params: dict[str, Any]
+) -> EventHandle[F]:
+    """Submit to the first member whose context has a slot."""
+    contexts = [member.context for member in members]
+    pinned = [context.pin(after) for context in contexts]  # other tasks, and their scopes, run while this one waits
+
+    def ensure_reporting() -> None:
+        for context in contexts:
+            context.core_stream.ensure_reporting()
+
+    taken = await take_first([context.slots for context in contexts], ensure_reporting)
+    return contexts[taken].submit_promised(members[taken], (frame,), params, pinned[taken])
 
 
 def _takes_requests(member: BoundInference[Any]) -> bool:

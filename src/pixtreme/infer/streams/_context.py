@@ -19,6 +19,7 @@ from pixtreme.infer.streams._handle import EventHandle, consumers
 from pixtreme.infer.streams._lifetime import ContextStatus, Lifetime, check_options
 from pixtreme.infer.streams._planning import After, named_by, plan_waits
 from pixtreme.infer.streams._recorder import Recorder
+from pixtreme.infer.streams._semaphore import FairSemaphore
 from pixtreme.infer.streams._stream import Stream
 
 _numbers = itertools.count(1)
@@ -165,6 +166,11 @@ class StreamContext:
         return self._stream
 
     @property
+    def slots(self) -> FairSemaphore:
+        """What bounds the handles in flight, for this library's own modules; no part of the stable API."""
+        return self._in_flight
+
+    @property
     def timing(self) -> bool:
         """Whether its events can be timed."""
         return self._recorder.timing
@@ -219,13 +225,23 @@ class StreamContext:
         """
         return _scopes.Scope(self._enter)
 
-    def submit[T](self, fn: Callable[..., T], /, *args: Any, after: After = "current", **kwargs: Any) -> EventHandle[T]:
+    @overload  # a bound module's own handle is the submission's
+    def submit[F: FrameLike](
+        self, fn: BoundInference[F], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[F]: ...
+    @overload
+    def submit[T](
+        self, fn: Callable[..., T], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[T]: ...
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[Any]:
         """Call ``fn`` on this thread inside ``use()``, and return a handle to what it enqueued.
 
         Parameters
         ----------
         fn
-            Enqueues work on the current stream and returns the result-to-be.
+            Enqueues work on the current stream and returns the result-to-be; or a `BoundInference` of this context.
         *args, **kwargs
             For ``fn``. Every `EventHandle` among them, also inside lists, tuples and dict values, is replaced by its
             value, ordered on the device.
@@ -240,7 +256,10 @@ class StreamContext:
         ClosedError, StreamFault, CaptureError
             The context takes no work (now).
         ContextError
-            A handle belongs to another runtime.
+            A handle belongs to another runtime, or a bound module to another context.
+        ContractError
+            ``fn`` is no callable, a coroutine function, or returned another handle; or a handle stands in a container
+            that is not looked into, such as a set.
 
         An exception of ``fn`` comes straight out: there is no handle, the context stays usable, and what ``fn`` had
         enqueued keeps its arguments alive.
@@ -255,15 +274,23 @@ class StreamContext:
 
         Lifetime
         --------
-        Arguments and result live until the recorded event completes.
+        ``fn`` with what it holds, arguments and result live until the recorded event completes.
         """
         self.check_usable()
         self._in_flight.take()
-        return self._submit(fn, args, kwargs, after)
+        return self.submit_promised(fn, args, kwargs, after)
 
+    @overload  # a bound module's own handle is the submission's
+    def submit_sync[F: FrameLike](
+        self, fn: BoundInference[F], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[F]: ...
+    @overload
     def submit_sync[T](
         self, fn: Callable[..., T], /, *args: Any, after: After = "current", **kwargs: Any
-    ) -> EventHandle[T]:
+    ) -> EventHandle[T]: ...
+    def submit_sync(
+        self, fn: Callable[..., Any], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[Any]:
         """Like `submit`, but at the bound wait on the host for a slot; slots are given in order of asking.
 
         Raises
@@ -292,11 +319,19 @@ class StreamContext:
         self.check_usable()
         self._stream.refuse_own_thread("waiting for a slot")
         self._in_flight.take_blocking(self._stream.ensure_reporting)
-        return self._submit(fn, args, kwargs, after)
+        return self.submit_promised(fn, args, kwargs, after)
 
+    @overload  # a bound module's own handle is the submission's
+    async def submit_async[F: FrameLike](
+        self, fn: BoundInference[F], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[F]: ...
+    @overload
     async def submit_async[T](
         self, fn: Callable[..., T], /, *args: Any, after: After = "current", **kwargs: Any
-    ) -> EventHandle[T]:
+    ) -> EventHandle[T]: ...
+    async def submit_async(
+        self, fn: Callable[..., Any], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[Any]:
         """Like `submit`, but at the bound wait for a slot without blocking; slots are given in order of asking.
 
         Stream order
@@ -314,7 +349,27 @@ class StreamContext:
         self.check_usable()
         after = self.pin(after)  # other tasks, and their scopes, run while this one waits
         await self._in_flight.take_waiting(self._stream.ensure_reporting)
-        return self._submit(fn, args, kwargs, after)
+        return self.submit_promised(fn, args, kwargs, after)
+
+    def submit_promised(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], after: After
+    ) -> EventHandle[Any]:
+        """`submit` on a slot that `slots` promised before; no part of the stable API.
+
+        Stream order
+        ------------
+        As `submit`.
+
+        Lifetime
+        --------
+        As `submit`.
+
+        Host synchronization
+        --------------------
+        None.
+        """
+        completion, value = self._recorder.submit(self, fn, args, kwargs, after)
+        return EventHandle(self, completion, value)
 
     def bind[ArtifactIdentity, F: FrameLike](
         self,
@@ -352,7 +407,7 @@ class StreamContext:
             with self.use():
                 opened = Opened(factory.open(artifact, precision=precision, input_hw=input_hw))
             self._lifetime.opened.append(opened)
-        return BoundInference(self, opened, self._close_opened)
+        return BoundInference(self, opened, self._lifetime.drain_for_module, self._close_opened)
 
     @overload
     def record(self, *, keep_alive: Iterable[object] = ()) -> EventHandle[None]: ...
@@ -525,13 +580,6 @@ class StreamContext:
                 how="open the context on a CUDA device",
             )
         return 0, self._stream.key.pointer
-
-    def _submit[T](
-        self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], after: After
-    ) -> EventHandle[T]:
-        """Submit on a promised slot."""
-        completion, value = self._recorder.submit(self, fn, args, kwargs, after)
-        return EventHandle(self, completion, value)
 
     def _enter(self) -> _scopes.Entry:
         self._lifetime.check_open(self)

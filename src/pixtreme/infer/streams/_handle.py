@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from pixtreme.infer.streams._context import StreamContext
 
 
+# What asyncio.wait and concurrent.futures.wait ask of their own futures.
+_FUTURE_NAMES = ("add_done_callback", "remove_done_callback", "cancel", "cancelled", "_condition", "_state")
+_NO_FUTURE = (
+    ": a handle is awaitable, and no future of a loop or a thread pool; pass asyncio.ensure_future(handle) where "
+    "asyncio wants a future, use wait_all() and as_completed() of this library, or call_when_done(fn)"
+)
+
+
 class Consumer(Protocol):
     """A context, as far as a handle hands values over to it."""
 
@@ -135,11 +143,12 @@ class EventHandle[T]:
         fault = self._completion.fault
         return None if fault is None else fault.retrieve()
 
-    def add_done_callback(self, fn: Callable[[EventHandle[T]], object], /) -> None:
-        """Call ``fn(handle)`` once the work is over, as ``concurrent.futures`` does.
+    def call_when_done(self, fn: Callable[[EventHandle[T]], object], /) -> None:
+        """Call ``fn(handle)`` once the work is over.
 
-        It runs on the thread that reports the stream's completions, or at once in this one if the work is over
-        already. What it raises is logged. It must not wait for its own context.
+        The name is not ``add_done_callback``, by which asyncio would take a handle for a future of its own. It runs on
+        the thread that reports the stream's completions, or at once in this one if the work is over already. What it
+        raises is logged. It must not wait for its own context.
 
         Host synchronization
         --------------------
@@ -303,6 +312,21 @@ class EventHandle[T]:
         if stream != -1:
             self.on(self._completion.stream.runtime.stream_at(1 if stream is None else stream))
         return producer.__dlpack__(stream=-1, **options)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise ContractError(
+            why="a handle is no array: its pixels may not be written yet",
+            what=f"{self!r} was passed where NumPy expects an array",
+            how="pass `await handle` or `handle.result()`, or submit the function with the handle as its argument",
+        )
+
+    if not TYPE_CHECKING:  # a type checker knows the names there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = _NO_FUTURE if name in _FUTURE_NAMES else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self
+            )
 
     def __repr__(self) -> str:
         return f"<EventHandle {self.status.value}: {self._completion.label} on {self._completion.stream.place}>"

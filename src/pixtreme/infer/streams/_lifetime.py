@@ -115,12 +115,13 @@ class Lifetime:
                 errors[0].add_note(f"while closing another module of {stream.place}: {further!r}")
             raise errors[0]
 
+    def drain_for_module(self) -> Completion | None:
+        """Return what a module's close waits for (C8); None where the context closes, which has drained already."""
+        return self._recorder.drain("close() of a module") if self.status is ContextStatus.OPEN else None
+
     def close_opened(self, opened: Opened[Any], owner: object) -> None:
-        """Close one module: its outstanding work first (C8)."""
-        recorder = self._recorder
-        if self.status is ContextStatus.OPEN:
-            recorder.drain("close() of a module").block()
-        with recorder.turn:
+        """Close one module, whose outstanding work is over."""
+        with self._recorder.turn:
             if opened in self.opened:
                 self.opened.remove(opened)
                 self._close_inside(opened, owner)

@@ -6,7 +6,8 @@ one leaves the stream as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pixtreme.infer.errors import ContextError, ContractError
@@ -14,6 +15,9 @@ from pixtreme.infer.runtimes import NativeEvent, Runtime
 from pixtreme.infer.streams._completion import Completion
 from pixtreme.infer.streams._handle import EventHandle, refuse_unfilled
 from pixtreme.infer.streams._stream import Stream
+
+# What holds things and is not looked into; exact lists, tuples and dicts are.
+_CONTAINERS = (set, frozenset, deque, Mapping, list, tuple)
 
 After = Literal["current"] | None | Iterable[Any]
 
@@ -87,9 +91,9 @@ def named_by(after: After, stream: Stream) -> list[Any]:
     """Return the dependencies that ``after`` names for work on ``stream``; ``"current"`` is this thread's stream."""
     if after is None:
         return []
-    if not isinstance(after, str) and isinstance(after, Iterable):
+    if isinstance(after, Iterable) and not (isinstance(after, str | bytes | Mapping) or hasattr(after, "__dlpack__")):
         return list(after)
-    if after != "current":
+    if not isinstance(after, str) or after != "current":
         raise ContractError(
             why="after names what the work waits for",
             what=f"received after={after!r}; accepted are 'current', None and a list of dependencies",
@@ -111,12 +115,19 @@ def replace_handles[A](value: A, found: list[EventHandle[Any]]) -> A:
 
     Looks inside lists, tuples (named ones too) and dict values. A container without a handle is returned itself, so
     that a function may fill a list it was given.
+
+    Raises
+    ------
+    ContractError
+        A handle stands in another container, a set or a dataclass say, which cannot be made again with the value.
     """
     swapped: Any = value
     if isinstance(value, EventHandle):
         found.append(value)
         swapped = value.unordered_value
     elif isinstance(value, dict) and type(value) is dict:
+        if any(isinstance(key, EventHandle) for key in value):
+            _refuse_hidden(value)
         replaced = {key: replace_handles(item, found) for key, item in value.items()}
         if any(replaced[key] is not item for key, item in value.items()):
             swapped = replaced
@@ -124,7 +135,26 @@ def replace_handles[A](value: A, found: list[EventHandle[Any]]) -> A:
         items = [replace_handles(item, found) for item in value]
         if any(item is not old for item, old in zip(items, value, strict=True)):
             swapped = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    elif isinstance(value, _CONTAINERS) or hasattr(type(value), "__dataclass_fields__"):
+        _refuse_hidden(value)
     return swapped  # type: ignore[no-any-return]
+
+
+def _refuse_hidden(value: Any) -> None:
+    """Raise where a container that is not looked into holds a handle: the function would take it for its value."""
+    if isinstance(value, Mapping):
+        held = [*value, *value.values()]
+    elif isinstance(value, _CONTAINERS):
+        held = list(value)
+    else:
+        held = [getattr(value, name, None) for name in type(value).__dataclass_fields__]
+    for item in held:
+        if isinstance(item, EventHandle):
+            raise ContractError(
+                why="a handle among the arguments is replaced by its value, inside lists, tuples and dict values only",
+                what=f"received {item!r} inside a {type(value).__qualname__}",
+                how="pass it in a list, a tuple or a dict, or as an argument of its own",
+            )
 
 
 def _check_runtime(stream: Stream, thing: object, runtime: Runtime) -> None:

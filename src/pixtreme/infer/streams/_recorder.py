@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from pixtreme.infer.errors import ContextError, ContractError, InferError
 from pixtreme.infer.runtimes import NativeEvent
 from pixtreme.infer.streams import _captures, _scopes
+from pixtreme.infer.streams._binding import BoundInference
 from pixtreme.infer.streams._completion import Completion, HostEpilogue
 from pixtreme.infer.streams._handle import Consumer, EventHandle
 from pixtreme.infer.streams._in_flight import InFlight
@@ -40,9 +41,9 @@ class Recorder:
         for completion in plan.handed_over:
             completion.hand_over()
 
-    def submit[T](
-        self, owner: Consumer, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], after: After
-    ) -> tuple[Completion, T]:
+    def submit(
+        self, owner: Consumer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], after: After
+    ) -> tuple[Completion, Any]:
         """Plan, call ``fn`` inside a scope of ``owner``, and publish what it enqueued.
 
         A slot was promised before; it is given back where nothing is published.
@@ -51,16 +52,20 @@ class Recorder:
         try:
             with self.turn:
                 owner.check_usable()
+                if isinstance(fn, BoundInference):
+                    fn = fn.instance_on(owner)
                 plan, label, args, kwargs = self._planned(fn, args, kwargs, after)
                 entry = _scopes.enter(self.stream, owner)
                 try:
                     self.carry_out(plan)
                     try:
                         value = fn(*args, **kwargs)
+                        if hasattr(value, "__await__") or hasattr(value, "__aiter__"):
+                            _refuse_awaitable(label, value)
                     except BaseException as error:
-                        self.mark_failure(label, (args, kwargs, entry.kept), error)
+                        self.mark_failure(label, (fn, args, kwargs, entry.kept), error)
                         raise
-                    completion = self.publish((args, kwargs, value, entry.kept), label, promised=True)
+                    completion = self.publish((fn, args, kwargs, value, entry.kept), label, promised=True)
                 finally:
                     _scopes.leave_entry(entry)
         except BaseException:
@@ -86,7 +91,7 @@ class Recorder:
         return completion
 
     def mark_failure(self, label: str, kept: object, error: BaseException) -> None:
-        """Keep the arguments of a call that raised: what it had enqueued before may still use them (S6)."""
+        """Keep what a call that raised was given: what it had enqueued before may still use it (S6)."""
         try:
             self.mark(label, kept)
         except Exception as second:
@@ -160,3 +165,18 @@ class Recorder:
         handed, self._kept = self._kept, []
         epilogue = epilogue or _scopes.take_epilogue(self.stream)
         return Completion(self.stream, event, self.in_flight, label, (kept, handed), epilogue, has_handle=has_handle)
+
+
+def _refuse_awaitable(label: str, value: object) -> NoReturn:
+    """Raise where a submitted function was a coroutine function, or returned another handle."""
+    if isinstance(value, EventHandle):
+        how = "submit the work once, on the context it is for, or return value.on(context)"
+    else:
+        how = "pass a plain function that enqueues; await first, and submit what was awaited"
+    if (close := getattr(value, "close", None)) is not None and not isinstance(value, EventHandle):
+        close()  # a coroutine that never ran: it need not warn that nobody awaited it
+    raise ContractError(
+        why="a submitted function enqueues work and returns the result-to-be; nothing here awaits",
+        what=f"{label} returned {value!r}; accepted is anything that is not awaitable",
+        how=how,
+    )

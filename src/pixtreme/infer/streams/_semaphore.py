@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pixtreme.infer.streams import _loops
 from pixtreme.infer.streams._loops import Notify, call_logged
@@ -55,17 +55,7 @@ class FairSemaphore:
 
     async def take_waiting(self, before: Callable[[], object]) -> None:
         """Like `take_blocking`, but wait on the event loop; always a checkpoint."""
-        waiter = _loops.current().make_waiter()
-        ticket = self.request(waiter.notify)
-        try:
-            if ticket.granted:
-                await _loops.checkpoint()
-            else:
-                before()
-                await waiter.wait()
-        except BaseException:
-            self.withdraw(ticket)
-            raise
+        await take_first([self], before)
 
     def request(self, notify: Notify) -> Ticket:
         """Ask for a slot; ``notify`` is called when it is granted, perhaps before this returns."""
@@ -109,3 +99,29 @@ class FairSemaphore:
 
     def _has_room(self) -> bool:
         return self.limit is None or self.out < self.limit
+
+
+async def take_first(semaphores: Sequence[FairSemaphore], before: Callable[[], object]) -> int:
+    """Wait on the event loop until one of several promises a slot to the caller; return which. Always a checkpoint.
+
+    The first in the list that has room is taken; where none has, the caller waits in every queue at once.
+    """
+    waiter = _loops.current().make_waiter()
+    tickets: list[Ticket] = []
+    taken: int | None = None
+    try:
+        for semaphore in semaphores:
+            tickets.append(semaphore.request(waiter.notify))
+            if tickets[-1].granted:
+                break
+        if any(ticket.granted for ticket in tickets):
+            await _loops.checkpoint()
+        else:
+            before()
+            await waiter.wait()
+        taken = next(index for index, ticket in enumerate(tickets) if ticket.granted)
+        return taken
+    finally:
+        for index, ticket in enumerate(tickets):
+            if index != taken:
+                semaphores[index].withdraw(ticket)
