@@ -251,6 +251,7 @@ class Observer:
 
     def lifecycle(self) -> StateLifecycleFacts:
         """What the state holds from before opening until after closing."""
+        self.context.synchronize()  # what earlier cases closed is released in stream order
         before = held(motion_blur.State)
         blur = self.open()
         classes = [one for one in type(blur).state_class.__mro__ if one is not object]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from pixtreme.infer.errors import ContextError, ContractError
@@ -135,9 +136,15 @@ def replace_handles[A](value: A, found: list[EventHandle[Any]]) -> A:
         items = [replace_handles(item, found) for item in value]
         if any(item is not old for item, old in zip(items, value, strict=True)):
             swapped = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    elif isinstance(value, _CONTAINERS) or hasattr(type(value), "__dataclass_fields__"):
+    elif _may_hide(type(value)):
         _refuse_hidden(value)
     return swapped  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=1024)  # it is asked for every argument of every request
+def _may_hide(kind: type) -> bool:
+    """Tell whether values of a class are containers that are not looked into."""
+    return issubclass(kind, _CONTAINERS) or hasattr(kind, "__dataclass_fields__")
 
 
 def _refuse_hidden(value: Any) -> None:

@@ -114,12 +114,12 @@ async def take_first(semaphores: Sequence[FairSemaphore], before: Callable[[], o
             tickets.append(semaphore.request(waiter.notify))
             if tickets[-1].granted:
                 break
-        if any(ticket.granted for ticket in tickets):
+        if tickets[-1].granted:
             await _loops.checkpoint()
         else:
             before()
             await waiter.wait()
-        taken = next(index for index, ticket in enumerate(tickets) if ticket.granted)
+        taken = [ticket.granted for ticket in tickets].index(True)
         return taken
     finally:
         for index, ticket in enumerate(tickets):
