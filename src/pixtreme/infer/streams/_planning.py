@@ -136,7 +136,7 @@ def replace_handles[A](value: A, found: list[EventHandle[Any]]) -> A:
         items = [replace_handles(item, found) for item in value]
         if any(item is not old for item, old in zip(items, value, strict=True)):
             swapped = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    elif _may_hide(type(value)):
+    elif _may_hide(type(value)):  # type: ignore[arg-type]  # mypy: a type parameter of ours counts as unhashable
         _refuse_hidden(value)
     return swapped  # type: ignore[no-any-return]
 
