@@ -6,6 +6,7 @@ subclass: ``Frame`` is a pydantic model in pixtreme 1.x and a native handle in 2
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
@@ -172,6 +173,10 @@ class HostFrame:
         """Storage dtype."""
         return self._data.dtype
 
+    def replace_pixels(self, data: HostArray) -> None:
+        """Set ``data`` unchecked: this library's own stand-in for an array, or an array known to fit."""
+        self._data = data
+
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> HostArray:
         """Return the pixels for ``numpy.asarray(frame)``: the storage itself where neither dtype nor copy is asked."""
         if copy is False and dtype is not None and np.dtype(dtype) != self._data.dtype:
@@ -203,6 +208,13 @@ class HostFrame:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in _FIELDS[1:])
         return f"HostFrame({self.width}x{self.height} {self.dtype}, {fields})"
+
+
+def with_pixels(frame: HostFrame, data: HostArray) -> HostFrame:
+    """Return a frame with the metadata of another, of the same kind, around an array of the same shape and dtype."""
+    made = copy.copy(frame)
+    made.replace_pixels(data)
+    return made
 
 
 def _checked_data(value: HostArray) -> HostArray:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -104,6 +105,13 @@ class StreamVerbs(Protocol):
 
     def here(self) -> Runtime:
         """Return the runtime, of this kind, of the device that is current on this thread."""
+        ...
+
+    def enqueue(self, stream: NativeStream, task: Callable[[], object]) -> None:
+        """Enqueue what ``task`` does: a device whose own calls enqueue calls it now, the host's worker does later.
+
+        On this thread the stream is current.
+        """
         ...
 
     def activate(self, stream: NativeStream) -> Callable[[], None]:
@@ -201,6 +209,22 @@ class ArrayVerbs(Protocol):
     @property
     def needs_staging(self) -> bool:
         """Tell whether copies to and from the host need page-locked buffers to go on without the host."""
+        ...
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of the device: ``numpy`` or ``cupy``."""
+        ...
+
+    def guarded(self, value: Any, event: NativeEvent, label: str) -> Any:
+        """Return a value that work recorded by ``event`` fills, as a caller's function may see it before it is over.
+
+        Where functions read at once, every way to the pixels raises until then; where they enqueue, the value itself.
+        """
+        ...
+
+    def bare(self, value: Any) -> Any:
+        """Return what `guarded` was given, for code that runs in stream order; anything else is returned itself."""
         ...
 
     def import_array(self, source: object, *, name: str) -> NativeArray:

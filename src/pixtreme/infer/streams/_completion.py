@@ -17,11 +17,13 @@ Invariants
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Any
 
+from pixtreme.infer.errors import CaptureError, ContractError
 from pixtreme.infer.runtimes import NativeEvent
 from pixtreme.infer.streams import _loops
 from pixtreme.infer.streams._in_flight import Fault, InFlight
@@ -90,6 +92,7 @@ class Completion:
         "_kept",
         "_lock",
         "_unretrieved",
+        "captured",
         "done",
         "event",
         "fault",
@@ -110,10 +113,12 @@ class Completion:
         epilogue: HostEpilogue | None = None,
         *,
         has_handle: bool = False,
+        captured: bool = False,
     ) -> None:
         self.stream = stream
         self.event = event  # None where the device took no record: the completion is a fault from the start
         self.label = label
+        self.captured = captured  # into a graph: it runs at each launch, and is never over by itself
         self.done = False
         self.fault: Fault | None = None
         self.has_handle = has_handle  # it counts as in flight, and somebody may ask for its outcome
@@ -167,6 +172,12 @@ class Completion:
 
     def add_waiter(self, notify: Notify) -> bool:
         """Call ``notify`` when the work is over, on the reporting thread; False if it is over already."""
+        if self.captured:
+            raise CaptureError(
+                why="captured work runs when its graph is launched, and is never over by itself",
+                what=f"{self.label} was captured on {self.stream.place} and waited for",
+                how="launch the graph and wait for the handle of that launch",
+            )
         if not self.done:
             self.stream.ensure_reporting()
         with self._lock:
@@ -232,3 +243,15 @@ class Completion:
             self._handed_over = True
             if self._unretrieved is not None:
                 self._unretrieved.handed_over = True
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout) or timeout < 0:
+        raise ContractError(
+            why="a timeout is a number of seconds",
+            what=f"received timeout={timeout!r}; accepted are None and finite numbers from 0",
+            how="pass seconds, or None to wait as long as it takes",
+        )
+    return float(timeout)

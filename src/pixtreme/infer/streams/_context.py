@@ -351,6 +351,69 @@ class StreamContext:
         await self._in_flight.take_waiting(self._stream.ensure_reporting)
         return self.submit_promised(fn, args, kwargs, after)
 
+    @overload  # a bound module's own handle is the submission's
+    def enqueue[F: FrameLike](
+        self, fn: BoundInference[F], /, *args: Any, after: After = "current", **kwargs: Any
+    ) -> EventHandle[F]: ...
+    @overload
+    def enqueue[A](
+        self, fn: Callable[..., Any], /, *args: Any, out: A | EventHandle[A], after: After = "current", **kwargs: Any
+    ) -> EventHandle[A]: ...
+    @overload
+    def enqueue[T](
+        self, fn: Callable[..., T], /, *args: Any, out: None = None, after: After = "current", **kwargs: Any
+    ) -> EventHandle[T]: ...
+    def enqueue(
+        self, fn: Callable[..., Any], /, *args: Any, out: Any = None, after: After = "current", **kwargs: Any
+    ) -> EventHandle[Any]:
+        """Make ``fn(*args, **kwargs)`` one operation of the stream: the same text on every device.
+
+        On CUDA ``fn`` is called now, inside ``use()``, and what it enqueues is ordered. On the CPU, where functions
+        work at once, the stream's worker calls it, in stream order, with every handle's value complete.
+
+        Parameters
+        ----------
+        fn
+            Works on arrays: a function of NumPy or CuPy, or of your own. On the CPU it must not use contexts.
+        *args, **kwargs
+            For ``fn``; handles among them as for `submit`.
+        out
+            Memory that ``fn`` receives as keyword ``out`` and fills: an array, a frame, a handle of one, or a tuple. It
+            is the handle's value at once, so that modules and other streams take the handle before it is done.
+            Without it the value is what ``fn`` returns: on the CPU it exists once the handle is complete, and only a
+            further ``enqueue`` takes the handle earlier.
+        after
+            As for `submit`.
+
+        Raises
+        ------
+        BusyError, ClosedError, StreamFault, ContextError, ContractError
+            As `submit`; nothing was enqueued.
+
+        What ``fn`` raises comes straight out on CUDA; on the CPU it faults the stream, as a failed kernel does.
+
+        Stream order
+        ------------
+        After everything submitted here before, and after the dependencies. While the stream captures, the operation is
+        recorded into the graph.
+
+        Lifetime
+        --------
+        As `submit`.
+
+        Host synchronization
+        --------------------
+        None. Outside ``use()`` the handle counts as in flight; inside, it is a part of what the scope does.
+        """
+        if isinstance(fn, BoundInference):
+            return self.submit(fn, *args, after=after, **(kwargs if out is None else {**kwargs, "out": out}))
+        self.check_usable()
+        counts = _scopes.entry_of(self._stream) is None
+        if counts:
+            self._in_flight.take()
+        completion, value = self._recorder.enqueue(self, fn, args, kwargs, out, after, counts=counts)
+        return EventHandle(self, completion, value)
+
     def submit_promised(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], after: After
     ) -> EventHandle[Any]:

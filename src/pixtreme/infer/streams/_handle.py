@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from pixtreme.infer.errors import BusyError, ContextError, ContractError, HandleTimeout, StreamFault, refuse_pickle
 from pixtreme.infer.runtimes import NativeEvent, NativeStream, StreamKey
-from pixtreme.infer.streams import _captures
-from pixtreme.infer.streams._completion import Completion, HandleStatus
+from pixtreme.infer.streams._completion import Completion, HandleStatus, checked_timeout
 from pixtreme.infer.streams._loops import call_logged
 from pixtreme.infer.streams._stream import Stream
+from pixtreme.infer.streams._values import Foreign, Later
 
 if TYPE_CHECKING:
     from pixtreme.infer.streams._context import StreamContext
@@ -41,20 +40,6 @@ class Consumer(Protocol):
 consumers: weakref.WeakValueDictionary[StreamKey, Consumer] = weakref.WeakValueDictionary()
 
 
-class _Foreign:
-    """The streams without a context that a handle's value was handed to. It goes with the handle (S16, S34)."""
-
-    __slots__ = ("_value", "streams")
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-        self.streams: list[Stream] = []
-
-    def __del__(self) -> None:
-        for stream in self.streams:
-            _captures.release(stream.key.device, partial(stream.keep_until_done, self._value))
-
-
 class EventHandle[T]:
     """The result of work that a stream may still be doing.
 
@@ -68,11 +53,11 @@ class EventHandle[T]:
 
     __slots__ = ("__weakref__", "_completion", "_context", "_foreign", "_value")
 
-    def __init__(self, context: StreamContext, completion: Completion, value: T) -> None:
+    def __init__(self, context: StreamContext, completion: Completion, value: T | Later) -> None:
         self._context = context
         self._completion = completion
         self._value = value
-        self._foreign: _Foreign | None = None
+        self._foreign: Foreign | None = None
 
     @property
     def context(self) -> StreamContext:
@@ -96,8 +81,35 @@ class EventHandle[T]:
 
     @property
     def unordered_value(self) -> T:
-        """The value, which work may still be filling: for code that orders itself after the handle."""
-        return self._value
+        """The value, which work may still be filling: for code that orders itself after the handle.
+
+        Raises
+        ------
+        ContextError
+            It does not exist yet: it is what an enqueued function will return.
+        """
+        value = self._value
+        if not isinstance(value, Later):
+            return value
+        if not value.is_known:
+            raise ContextError(
+                why="what an enqueued function returns exists once it ran on its stream",
+                what=f"the value of {self!r} was asked for",
+                how="give the function memory to fill, context.enqueue(fn, ..., out=array), await the handle first, or "
+                "pass it to a further enqueue()",
+            )
+        return value.value  # type: ignore[no-any-return]
+
+    @property
+    def value_here(self) -> T:
+        """The value as a function may see it that is called now: unwritten memory raises where it is read."""
+        return self._outcome() if self._completion.done else self._guarded()
+
+    @property
+    def value_in_order(self) -> T | Later:
+        """The value, or what will hold it: for a function that a stream calls once it is ordered after the handle."""
+        value = self._value
+        return value.value if isinstance(value, Later) and value.is_known else value
 
     def done(self) -> bool:
         """Tell whether the work is over, completed or faulted.
@@ -203,12 +215,14 @@ class EventHandle[T]:
             consumer = consumers.get(stream.runtime.key(target))
         if consumer is not None:
             consumer.core_stream.refuse_while_capturing("on()")
+            value = self.value_here
             consumer.wait(self)
             if consumer.core_stream != stream:
-                consumer.keep_alive(self._value)
+                consumer.keep_alive(value)
         else:
+            value = self.value_here
             self._hand_over(target)
-        return self._value
+        return value
 
     def then[U](self, context: StreamContext, fn: Callable[..., U], /, *args: Any, **kwargs: Any) -> EventHandle[U]:
         """Submit ``fn(value, *args, **kwargs)`` to ``context``, ordered after this handle on the device.
@@ -351,24 +365,34 @@ class EventHandle[T]:
         consumer.wait(self._completion.event)
         self._completion.hand_over()
         if self._foreign is None:
-            self._foreign = _Foreign(self._value)
+            self._foreign = Foreign(self._value)
         self._foreign.streams.append(consumer)
+
+    def _guarded(self) -> T:
+        completion = self._completion
+        if completion.captured or completion.event is None:
+            return self.unordered_value
+        label = f"{completion.label} on {completion.stream.place}"
+        value: T = completion.stream.runtime.guarded(self.unordered_value, completion.event, label)
+        return value
 
     def _outcome(self) -> T:
         self._completion.raise_fault()
-        return self._value
+        return self.unordered_value
 
     def _exporter(self) -> Any:
-        if not hasattr(self._value, "__dlpack__"):
+        is_later = self._context.device == "cpu" and isinstance(self._value, Later)
+        value: Any = self.result() if is_later else self.unordered_value
+        if not hasattr(value, "__dlpack__"):
             raise ContractError(
                 why="only a handle to an array or frame can be exported",
-                what=f"{self!r} is for a {type(self._value).__module__}.{type(self._value).__qualname__}",
+                what=f"{self!r} is for a {type(value).__module__}.{type(value).__qualname__}",
                 how="await the handle and use its value",
             )
-        return self._value
+        return value
 
     def _block(self, timeout: float | None) -> None:
-        seconds = _checked_timeout(timeout)
+        seconds = checked_timeout(timeout)
         if not self._completion.block(seconds):
             raise HandleTimeout(
                 why="the work did not complete in the time given",
@@ -383,18 +407,6 @@ def _refuse_stream(stream: object, accepted: str) -> NoReturn:
         what=f"received stream={stream!r}; accepted are {accepted}",
         how="pass the stream as the array API standard spells it",
     )
-
-
-def _checked_timeout(timeout: float | None) -> float | None:
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not math.isfinite(timeout) or timeout < 0:
-        raise ContractError(
-            why="a timeout is a number of seconds",
-            what=f"received timeout={timeout!r}; accepted are None and finite numbers from 0",
-            how="pass seconds, or None to wait as long as it takes",
-        )
-    return float(timeout)
 
 
 def refuse_unfilled(handle: EventHandle[Any], place: str) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
+from pixtreme.infer._containers import is_looked_into, with_items
 from pixtreme.infer.errors import ContextError, ContractError
 from pixtreme.infer.runtimes import NativeEvent, Runtime
 from pixtreme.infer.streams._completion import Completion
 from pixtreme.infer.streams._handle import EventHandle, refuse_unfilled
 from pixtreme.infer.streams._stream import Stream
+from pixtreme.infer.streams._values import Later
 
 # What holds things and is not looked into; exact lists, tuples and dicts are.
 _CONTAINERS = (set, frozenset, deque, Mapping, list, tuple)
@@ -111,34 +113,36 @@ def named_by(after: After, stream: Stream) -> list[Any]:
     return [caller]
 
 
-def replace_handles[A](value: A, found: list[EventHandle[Any]]) -> A:
+def replace_handles[A](value: A, found: list[EventHandle[Any]], *, later: bool = False) -> A:
     """Return ``value`` with every handle in it replaced by the handle's value, and add those handles to ``found``.
 
     Looks inside lists, tuples (named ones too) and dict values. A container without a handle is returned itself, so
-    that a function may fill a list it was given.
+    that a function may fill a list it was given. ``later``: the function is called in stream order, not now.
 
     Raises
     ------
     ContractError
         A handle stands in another container, a set or a dataclass say, which cannot be made again with the value.
     """
-    swapped: Any = value
     if isinstance(value, EventHandle):
         found.append(value)
-        swapped = value.unordered_value
-    elif isinstance(value, dict) and type(value) is dict:
-        if any(isinstance(key, EventHandle) for key in value):
+        swapped: Any = value.value_in_order if later else value.value_here
+        return swapped  # type: ignore[no-any-return]
+    if is_looked_into(value):
+        if isinstance(value, dict) and any(isinstance(key, EventHandle) for key in value):
             _refuse_hidden(value)
-        replaced = {key: replace_handles(item, found) for key, item in value.items()}
-        if any(replaced[key] is not item for key, item in value.items()):
-            swapped = replaced
-    elif isinstance(value, list | tuple) and (type(value) in (list, tuple) or hasattr(value, "_fields")):
-        items = [replace_handles(item, found) for item in value]
-        if any(item is not old for item, old in zip(items, value, strict=True)):
-            swapped = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    elif _may_hide(type(value)):  # type: ignore[arg-type]  # mypy: a type parameter of ours counts as unhashable
+        return with_items(value, partial(replace_handles, found=found, later=later))
+    if _may_hide(type(value)):  # type: ignore[arg-type]  # mypy: a type parameter of ours counts as unhashable
         _refuse_hidden(value)
-    return swapped  # type: ignore[no-any-return]
+    return value
+
+
+def resolved[A](value: A) -> A:
+    """Return ``value``, on its stream, with what enqueued functions returned in place of what holds it."""
+    if isinstance(value, Later):
+        known: A = value.value
+        return known
+    return with_items(value, resolved) if is_looked_into(value) else value
 
 
 @lru_cache(maxsize=1024)  # it is asked for every argument of every request

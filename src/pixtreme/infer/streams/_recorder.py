@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from pixtreme.infer.errors import ContextError, ContractError, InferError
-from pixtreme.infer.runtimes import NativeEvent
+from pixtreme.infer.runtimes import NativeEvent, Runtime
 from pixtreme.infer.streams import _captures, _scopes
 from pixtreme.infer.streams._binding import BoundInference
 from pixtreme.infer.streams._completion import Completion, HostEpilogue
 from pixtreme.infer.streams._handle import Consumer, EventHandle
 from pixtreme.infer.streams._in_flight import InFlight
-from pixtreme.infer.streams._planning import After, Plan, named_by, plan_waits, replace_handles
+from pixtreme.infer.streams._planning import After, Plan, named_by, plan_waits, replace_handles, resolved
 from pixtreme.infer.streams._stream import Stream
+from pixtreme.infer.streams._values import Later
 
 
 class Recorder:
@@ -54,7 +55,11 @@ class Recorder:
                 owner.check_usable()
                 if isinstance(fn, BoundInference):
                     fn = fn.instance_on(owner)
-                plan, label, args, kwargs = self._planned(fn, args, kwargs, after)
+                label = _label(fn, "submit")
+                self.stream.refuse_while_capturing(f"submit({label})")
+                handles: list[EventHandle[Any]] = []
+                args, kwargs = replace_handles(args, handles), replace_handles(kwargs, handles)
+                plan = plan_waits(self.stream, [*named_by(after, self.stream), *handles])
                 entry = _scopes.enter(self.stream, owner)
                 try:
                     self.carry_out(plan)
@@ -65,6 +70,7 @@ class Recorder:
                     except BaseException as error:
                         self.mark_failure(label, (fn, args, kwargs, entry.kept), error)
                         raise
+                    value = self.stream.runtime.bare(value)
                     completion = self.publish((fn, args, kwargs, value, entry.kept), label, promised=True)
                 finally:
                     _scopes.leave_entry(entry)
@@ -74,11 +80,64 @@ class Recorder:
             raise
         return completion, value
 
+    def enqueue(
+        self,
+        owner: Consumer,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        after: After,
+        *,
+        counts: bool,
+    ) -> tuple[Completion, Any]:
+        """Plan, and enqueue one call of ``fn``; the value is ``out``, or a `Later` that holds what ``fn`` will return.
+
+        A slot was promised before where the handle counts as in flight. While the stream captures, the call is
+        recorded into the graph.
+        """
+        completion: Completion | None = None
+        try:
+            with self.turn:
+                owner.check_usable()
+                label = _label(fn, "enqueue")
+                handles: list[EventHandle[Any]] = []
+                args = replace_handles(args, handles, later=True)
+                kwargs = replace_handles(kwargs, handles, later=True)
+                if out is not None:
+                    out = _memory_of(out, handles)
+                plan = plan_waits(self.stream, [*named_by(after, self.stream), *handles])
+                work = _Enqueued(label, fn, args, kwargs, out, self.stream.runtime)
+                entry = _scopes.enter(self.stream, owner)
+                try:
+                    self.carry_out(plan)
+                    try:
+                        self.stream.runtime.enqueue(self.stream.native, work)
+                    except BaseException as error:
+                        if not self.stream.is_capturing:
+                            self.mark_failure(label, (work, entry.kept), error)
+                        raise
+                    if self.stream.is_capturing:
+                        completion = Completion(self.stream, self.stream.record(), self.in_flight, label, captured=True)
+                    elif counts:
+                        completion = self.publish((work, entry.kept), label, promised=True)
+                    else:  # a part of a submission, whose event takes on what is to be done after it
+                        event = self._record()
+                        completion = self._completion(event, (work, entry.kept), label, None, has_handle=False)
+                        self.stream.report(event, completion.finish)
+                finally:
+                    _scopes.leave_entry(entry)
+        except BaseException:
+            if completion is None and counts:
+                self.in_flight.give_back()
+            raise
+        return completion, work.value
+
     def publish(self, kept: object, label: str, *, promised: bool) -> Completion:
         """Record an event for a handle: nothing is published unless that succeeds (S36)."""
         _captures.run_deferred()
         event = self._record()
-        completion = self._completion(event, kept, label, has_handle=True)
+        completion = self._completion(event, kept, label, _scopes.take_epilogue(self.stream), has_handle=True)
         self.in_flight.publish(promised=promised)
         self.stream.report(event, completion.finish)
         return completion
@@ -86,6 +145,7 @@ class Recorder:
     def mark(self, label: str, kept: object = None, epilogue: HostEpilogue | None = None) -> Completion:
         """Record an event without a handle; ``kept`` lives until it completes."""
         event = self._record()
+        epilogue = epilogue or _scopes.take_epilogue(self.stream)
         completion = self._completion(event, kept, label, epilogue, has_handle=False)
         self.stream.report(event, completion.finish)
         return completion
@@ -133,22 +193,6 @@ class Recorder:
             self.stream.ensure_reporting()
             return completion
 
-    def _planned(
-        self, fn: object, args: tuple[Any, ...], kwargs: dict[str, Any], after: After
-    ) -> tuple[Plan, str, tuple[Any, ...], dict[str, Any]]:
-        """Return what to wait for, what messages call the submission, and the arguments without handles."""
-        if not callable(fn):
-            raise ContractError(
-                why="submit calls its first argument",
-                what=f"received {fn!r}; accepted is a callable that enqueues on the current stream",
-                how="pass a function and its arguments: context.submit(fn, *args, **kwargs)",
-            )
-        label = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-        self.stream.refuse_while_capturing(f"submit({label})")
-        handles: list[EventHandle[Any]] = []
-        args, kwargs = replace_handles(args, handles), replace_handles(kwargs, handles)
-        return plan_waits(self.stream, [*named_by(after, self.stream), *handles]), label, args, kwargs
-
     def _record(self) -> NativeEvent:
         if self.stream.is_capturing:
             self.stream.refuse_while_capturing("recording a handle's event")
@@ -160,11 +204,61 @@ class Recorder:
         return self.stream.record(timing=self.timing)
 
     def _completion(
-        self, event: NativeEvent, kept: object, label: str, epilogue: HostEpilogue | None = None, *, has_handle: bool
+        self, event: NativeEvent, kept: object, label: str, epilogue: HostEpilogue | None, *, has_handle: bool
     ) -> Completion:
         handed, self._kept = self._kept, []
-        epilogue = epilogue or _scopes.take_epilogue(self.stream)
         return Completion(self.stream, event, self.in_flight, label, (kept, handed), epilogue, has_handle=has_handle)
+
+
+def _memory_of(out: Any, handles: list[EventHandle[Any]]) -> Any:
+    """Return what an enqueued function fills: arrays, frames, or the values of handles."""
+    memory = replace_handles(out, handles, later=True)
+    for one in memory if isinstance(memory, tuple) else (memory,):
+        if not (hasattr(one, "shape") and hasattr(one, "dtype")):
+            raise ContractError(
+                why="out= is the memory that the function fills, and the handle's value at once",
+                what=f"received out={out!r}; accepted are an array, a frame, a handle of one, and a tuple of them",
+                how="allocate it first, out=context.empty(shape, dtype), or leave it away to have what the function "
+                "returns",
+            )
+    return memory
+
+
+class _Enqueued:
+    """One call of a function, made by its stream or, where functions enqueue, on the stream's behalf."""
+
+    def __init__(
+        self,
+        label: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        runtime: Runtime,
+    ) -> None:
+        self.value: Any = Later() if out is None else runtime.bare(out)
+        self._label = label
+        self._fn = fn
+        self._args = runtime.bare(args)
+        self._kwargs = runtime.bare(kwargs) if out is None else {**runtime.bare(kwargs), "out": self.value}
+
+    def __call__(self) -> None:
+        value = self._fn(*resolved(self._args), **resolved(self._kwargs))
+        if hasattr(value, "__await__") or hasattr(value, "__aiter__"):
+            _refuse_awaitable(self._label, value)
+        if isinstance(self.value, Later):
+            self.value.become(value)
+
+
+def _label(fn: object, verb: str) -> str:
+    """Return what messages call a submission."""
+    if not callable(fn):
+        raise ContractError(
+            why=f"{verb} calls its first argument",
+            what=f"received {fn!r}; accepted is a callable that works on the current stream",
+            how=f"pass a function and its arguments: context.{verb}(fn, *args, **kwargs)",
+        )
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
 
 def _refuse_awaitable(label: str, value: object) -> NoReturn:

@@ -148,6 +148,9 @@ class CudaRuntime:
     def here(self) -> CudaRuntime:
         return runtime_of(int(cupy.cuda.runtime.getDevice()))
 
+    def enqueue(self, stream: NativeStream, task: Callable[[], object]) -> None:
+        task()
+
     def activate(self, stream: NativeStream) -> Callable[[], None]:
         device = cupy.cuda.runtime.getDevice()
         cupy.cuda.runtime.setDevice(self.ordinal)
@@ -239,6 +242,13 @@ class CudaRuntime:
     # -- arrays
 
     needs_staging = True
+    xp = cupy
+
+    def guarded(self, value: Any, event: NativeEvent, label: str) -> Any:
+        return value
+
+    def bare(self, value: Any) -> Any:
+        return value
 
     def import_array(self, source: object, *, name: str) -> NativeArray:
         with self._device():

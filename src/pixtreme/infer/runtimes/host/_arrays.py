@@ -9,6 +9,7 @@ import numpy as np
 from pixtreme.infer.errors import ContractError
 from pixtreme.infer.frames import HostArray, HostFrame
 from pixtreme.infer.runtimes._array_checks import check_dtype, through_dlpack
+from pixtreme.infer.runtimes.host._guard import bare
 
 _DLPACK_CPU = 1
 
@@ -23,6 +24,7 @@ def import_array(source: object, *, name: str) -> HostArray:
     ContractError
         Device memory, no array at all, a foreign byte order, or a dtype that is not a plain number.
     """
+    source = bare(source)
     if isinstance(source, HostFrame):
         return source.data
     if isinstance(source, np.ndarray):

@@ -21,7 +21,7 @@ import numpy as np
 
 from pixtreme.infer.frames import FrameLike, HostArray, HostFrame
 from pixtreme.infer.runtimes._protocol import Notify, PrivateMemory, StreamKey
-from pixtreme.infer.runtimes.host import _arrays
+from pixtreme.infer.runtimes.host import _arrays, _guard
 from pixtreme.infer.runtimes.host._capture import Capture, CaptureStatus, HostGraph, HostRuntimeError, Snapshot, Work
 from pixtreme.infer.runtimes.host._worker import Record, Worker, check_caller, here
 
@@ -72,6 +72,8 @@ class HostStream:
         if not callable(task):
             raise TypeError(f"a host task must be callable, received {task!r}")
         self.check_usable()
+        if any(type(one) is _guard.Guarded for one in args):
+            task, args = _guard.reading, (task, *args)
         if self.capture is not None:
             self.capture.add(self, Work(task, args))
         else:
@@ -115,6 +117,7 @@ class HostRuntime:
 
     device = "cpu"
     needs_staging = False
+    xp = np
 
     def create_stream(self, *, priority: int) -> HostStream:
         return HostStream()
@@ -150,6 +153,9 @@ class HostRuntime:
 
     def here(self) -> HostRuntime:
         return self
+
+    def enqueue(self, stream: HostStream, task: Callable[[], object]) -> None:
+        stream.enqueue(task)
 
     def activate(self, stream: HostStream) -> Callable[[], None]:
         found = self.current()
@@ -248,6 +254,13 @@ class HostRuntime:
 
     def private_memory(self) -> PrivateMemory:
         return _OwnMemory()
+
+    def guarded(self, value: Any, event: HostEvent, label: str) -> Any:
+        assert isinstance(event.point, Record)  # a capture's work is not pending: it runs when its graph is launched
+        return _guard.guarded(value, event.point, label)
+
+    def bare(self, value: Any) -> Any:
+        return _guard.bare(value)
 
     def import_array(self, source: object, *, name: str) -> HostArray:
         return _arrays.import_array(source, name=name)
