@@ -27,7 +27,7 @@ from pixtreme.infer.contracts import (
 )
 from pixtreme.infer.cuda_graph import CudaGraphBuffers, CudaGraphSession
 from pixtreme.infer.errors import ClosedError, ContextError, ContractError
-from pixtreme.infer.frames import FrameLike, HostFrame
+from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.streams import StreamContext
 
 FRAME = FrameContract(
@@ -123,18 +123,16 @@ class MotionBlur:
         self.contract = contract
         self._keep = keep
         self._context = context
-        self._on_host = context.device == "cpu"
-        self._xp: Any = np if self._on_host else __import__("cupy")
         shape = (*contract.input_hw, 3)
-        self._state: State | None = self.state_class(shape, self._xp)
+        self._state: State | None = self.state_class(shape, context.xp)
         self._session: CudaGraphSession | None = None
         if graph:
             self._open_session(self._state, shape)
 
     def _open_session(self, state: State, shape: tuple[int, int, int]) -> None:
         """Capture one operation for each thing a request can be, on storage that stays where it is."""
-        source, target = (self._frame(self._xp.zeros(shape, np.float32)) for _ in range(2))
-        weight = self._xp.zeros((*shape[:2], 1), np.float32)
+        source, target = (self._frame(self._context.xp.zeros(shape, np.float32)) for _ in range(2))
+        weight = self._context.xp.zeros((*shape[:2], 1), np.float32)
         self._buffers = CudaGraphBuffers(source, target, params={"weight": weight})
         operations = {
             name: lambda name=name: self._enqueue(name, state, source.data, weight, target.data)
@@ -168,9 +166,9 @@ class MotionBlur:
             return self._buffers.copy_output(
                 channels=frame.channels, colorspace=frame.colorspace, gamma=frame.gamma, matrix=frame.matrix
             )
-        output = self._xp.empty(frame.shape, np.float32)
-        self._enqueue(state.advance(), state, frame.data, self._xp.asarray(params["weight"]), output)
-        return self._frame(output, frame)
+        output = self._context.empty(frame.shape)
+        self._enqueue(state.advance(), state, frame.data, params["weight"], output)
+        return self._frame(output, frame.colorspace)
 
     def close(self) -> None:
         """Release state and graphs. Idempotent."""
@@ -192,25 +190,17 @@ class MotionBlur:
             raise refused("nothing is cast here", f"weight of dtype {weight.dtype}", "float32", "convert it")
 
     def _enqueue(self, name: str, state: State, source: Any, weight: Any, target: Any) -> None:
-        """Enqueue one operation: on a CUDA stream by calling it, on a host stream as a task."""
+        """Enqueue one operation; while a session captures, this records it."""
         first, second = state.images
         previous, following = (first, second) if name == "blend 1" else (second, first)  # a start is of turn 0
 
-        def work() -> None:
-            blend(name == "start", source, weight, 1 - self._keep, previous, following, target)
+        def work(image: Any, mask: Any) -> None:
+            blend(name == "start", image, mask, 1 - self._keep, previous, following, target)
 
-        if self._on_host:
-            self._context.stream.enqueue(work)
-        else:
-            work()
+        self._context.enqueue(work, source, weight)
 
-    def _frame(self, data: Any, like: FrameLike | None = None) -> FrameLike:
-        kind: Any = HostFrame
-        if not self._on_host:
-            from pixtreme.core import Frame as kind
-        metadata = {"colorspace": "sRGB"} if like is None else {"colorspace": like.colorspace}
-        frame: FrameLike = kind(data=data, channels="RGB", gamma="linear", **metadata)
-        return frame
+    def _frame(self, data: Any, colorspace: str = "sRGB") -> FrameLike:
+        return self._context.frame(data, channels="RGB", colorspace=colorspace, gamma="linear")
 
 
 def blend(start: bool, source: Any, weight: Any, share: float, previous: Any, following: Any, target: Any) -> None:

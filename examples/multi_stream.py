@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
 from pixtreme.infer.streams import StreamContext
 
 
-def soften(image: np.ndarray) -> np.ndarray:
-    """Enqueue a blur of 200 passes on the current stream; the result's pixels arrive in stream order."""
-    result = np.empty_like(image)
-
-    def work() -> None:
-        result[...] = image
-        for _ in range(200):
-            result[1:-1] = (result[:-2] + result[1:-1] + result[2:]) / 3
-
-    StreamContext.current().stream.enqueue(work)
-    return result
+def soften(image: Any, *, out: Any) -> None:
+    """Blur in 200 passes: arrays of NumPy or CuPy."""
+    out[...] = image
+    for _ in range(200):
+        out[1:-1] = (out[:-2] + out[1:-1] + out[2:]) / 3
 
 
-def main() -> None:
+def main(device: str = "auto") -> np.ndarray:
     image = np.random.default_rng(0).random((512, 512), np.float32)
-    with StreamContext.open("cpu") as first, StreamContext.open("cpu") as second, StreamContext.open("cpu") as third:
+    with StreamContext.open(device) as first, StreamContext.open(device) as second, StreamContext.open(device) as third:
         started = time.perf_counter()
-        handle = first.submit(soften, image).then(second, soften).then(third, soften)
+        handle = first.from_host(image)
+        for context in (first, second, third):
+            handle = context.enqueue(soften, handle, out=context.empty(image.shape))
+        handle = third.to_host(handle)
         submitted = time.perf_counter()
-        result = handle.result()
+        result: np.ndarray = handle.result()
     print(
         f"submitted in {1e3 * (submitted - started):.2f} ms, done after {1e3 * (time.perf_counter() - started):.1f} ms"
     )
     print(f"standard deviation {image.std():.3f} became {result.std():.3f}")
+    return result
 
 
 if __name__ == "__main__":

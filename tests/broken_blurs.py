@@ -33,7 +33,7 @@ class Broken(BlurFactory):
 class Metadata(MotionBlur):
     """The output says another gamma than the contract."""
 
-    def _frame(self, data: Any, like: Any = None) -> Any:
+    def _frame(self, data: Any, colorspace: str = "sRGB") -> Any:
         return HostFrame(data=data, channels="RGB", colorspace="sRGB", gamma="sRGB")
 
 
@@ -74,7 +74,7 @@ class CopyingFrame(HostFrame):
 class HiddenCopy(MotionBlur):
     """Results export copies."""
 
-    def _frame(self, data: Any, like: Any = None) -> Any:
+    def _frame(self, data: Any, colorspace: str = "sRGB") -> Any:
         return CopyingFrame(data=data, channels="RGB", colorspace="sRGB", gamma="linear")
 
 

@@ -14,7 +14,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from helpers import Gate, LogRecords
 
-from pixtreme.infer.streams import StreamContext, _captures, _handle
+from pixtreme.infer.streams import StreamContext, _captures, _stream
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us in the background ignores Ctrl-C
@@ -71,7 +71,7 @@ def nothing_is_left_behind(log: LogRecords) -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     gc.collect()
-    assert not dict(_handle.consumers), "an open context was left behind"
+    assert not dict(_stream.consumers), "an open context was left behind"
     assert not _captures.open_captures, "a capture was left open"
     assert not _captures.deferred, "a deferred release never ran"
     for thread in set(threading.enumerate()) - before:

@@ -53,7 +53,8 @@ def _public_calls() -> dict[str, Any]:
             if inspect.isfunction(thing):
                 calls[name] = thing
             elif inspect.isclass(thing):
-                for key, member in vars(thing).items():
+                members = {key: member for kind in reversed(thing.__mro__[:-1]) for key, member in vars(kind).items()}
+                for key, member in members.items():
                     function = getattr(member, "__func__", member)  # of a class or static method
                     if inspect.isfunction(function) and (not key.startswith("_") or key in ("__call__", "__dlpack__")):
                         calls[f"{name}.{key}"] = function

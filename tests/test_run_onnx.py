@@ -250,7 +250,7 @@ def test_no_silent_fall_to_the_cpu(tmp_path: Path) -> None:
     """
     header = read_header(write_model(tmp_path / "m.onnx"))
     with pytest.raises(ContractError, match="never falls back to the CPU") as raised:
-        onnx_sessions.open_session(header, threads=1, cuda_stream=(0, 12345))
+        onnx_sessions.open_session(header, threads=1, device="cuda:0", pointer=12345)
     assert "its CUDA library: " in str(raised.value)
     assert raised.value.__cause__ is not None
 
@@ -269,12 +269,12 @@ def test_what_a_cuda_session_is_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
 
     header = read_header(write_model(tmp_path / "m.onnx"))
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
-    onnx_sessions.open_session(header, threads=1, cuda_stream=(1, 777))
+    onnx_sessions.open_session(header, threads=1, device="cuda:1", pointer=777)
     settings = {"device_id": "1", "user_compute_stream": "777", "enable_cuda_graph": "0"}
     assert asked == [([("CUDAExecutionProvider", settings)], 0)]
     monkeypatch.setattr(Session, "get_providers", lambda self: ["CPUExecutionProvider"])
     with pytest.raises(ContractError, match=r"asked for \['CUDAExecutionProvider', 'CPU"):
-        onnx_sessions.open_session(header, threads=1, cuda_stream=(1, 777))
+        onnx_sessions.open_session(header, threads=1, device="cuda:1", pointer=777)
 
 
 def test_after_a_fork(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pixtreme.infer.errors import CaptureError, ClosedError, ContextError, Contr
 from pixtreme.infer.runtimes.host import RUNTIME
 from pixtreme.infer.runtimes.host._capture import _TRANSITIONS as CAPTURE_TRANSITIONS
 from pixtreme.infer.runtimes.host._capture import Capture, CaptureStatus, HostRuntimeError
-from pixtreme.infer.streams import StreamContext, _handle, available_devices
+from pixtreme.infer.streams import StreamContext, _stream, available_devices
 from pixtreme.infer.streams import _captures as captures
 from pixtreme.infer.streams._completion import Completion, HandleStatus
 from pixtreme.infer.streams._in_flight import InFlight
@@ -350,7 +350,7 @@ class TestAdopt:
         alias = StreamContext.adopt(context.stream, name="alias")
         assert alias.submit(lambda: 1).result(WAIT_S) == 1
         alias.close()
-        assert _handle.consumers[context.core_stream.key] is context
+        assert _stream.consumers[context.core_stream.key] is context
         assert context.submit(lambda: 2).result(WAIT_S) == 2
 
     def test_refuses_what_is_no_stream(self) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import TypeIs, TypeVar
 from pixtreme.infer.errors import refuse_argument
 
 Precision = Literal["fp32", "fp16", "int8"]
-_TAKEN = ("frame", "reset", "after", "out", "host", "blocking_source")  # by calls that pass parameters on
+_TAKEN = ("frame", "reset", "after", "out", "host", "ahead", "blocking_source")  # by calls that pass parameters on
 CheckpointContainer = Literal["bare", "params", "params_ema", "params-ema"]
 
 Value = TypeVar("Value")

@@ -9,6 +9,7 @@ The tree (each class is also the builtin that a caller would catch)::
     ├── ClosedError         RuntimeError  used after close()
     ├── CaptureError        RuntimeError  work that cannot be captured, or a call refused during a capture
     ├── StreamFault         RuntimeError  device work failed; the backend's exception is the __cause__
+    │   └── WorkCancelled                 work that was dropped before it started, by close(cancel_pending=True)
     ├── PipelineError       RuntimeError  an item of a pipeline failed; what it raised is the __cause__
     ├── HandleTimeout       TimeoutError  result(timeout) ran out; the handle stays usable
     └── NotPicklableError   TypeError     streams, handles and sessions do not leave their process
@@ -29,9 +30,11 @@ __all__ = (
     "ClosedError",
     "CaptureError",
     "StreamFault",
+    "WorkCancelled",
     "PipelineError",
     "HandleTimeout",
     "NotPicklableError",
+    "LoopBlockedWarning",
 )
 
 
@@ -98,6 +101,10 @@ class StreamFault(InferError, RuntimeError):
     """Device work failed. ``__cause__`` is the backend's exception."""
 
 
+class WorkCancelled(StreamFault):
+    """The work was dropped before it started: its context was closed with ``cancel_pending``, or left by Ctrl-C."""
+
+
 class PipelineError(InferError, RuntimeError):
     """An item of a pipeline or pool failed. ``__cause__`` is what its source, stage or device raised.
 
@@ -119,6 +126,13 @@ class HandleTimeout(InferError, TimeoutError):
 
 class NotPicklableError(InferError, TypeError):
     """The object is bound to this process's streams; send data instead."""
+
+
+class LoopBlockedWarning(RuntimeWarning):
+    """A blocking call was made on a thread that runs an event loop; the text names the form that awaits.
+
+    Given in Python's development mode (``python -X dev``) and asyncio's debug mode, once a call site.
+    """
 
 
 def refuse_argument(owner: object, field: str, observed: object, accepted: str) -> NoReturn:

@@ -101,15 +101,15 @@ def clear() -> None:
         _sessions.clear()
 
 
-def open_session(header: OnnxHeader, *, threads: int, cuda_stream: tuple[int, int] | None = None) -> Any:
+def open_session(header: OnnxHeader, *, threads: int, device: str = "cpu", pointer: int = 0) -> Any:
     """Make a session that spins and logs nothing.
 
     Parameters
     ----------
     threads
         Intra-op threads on the CPU.
-    cuda_stream
-        Device ordinal and stream pointer: the session runs on them and on nothing else. None runs on the CPU.
+    device, pointer
+        ``"cpu"``, or ``"cuda:N"`` with the pointer of a stream: the session runs there and on nothing else.
 
     Raises
     ------
@@ -123,17 +123,17 @@ def open_session(header: OnnxHeader, *, threads: int, cuda_stream: tuple[int, in
     options.log_severity_level = 4  # errors come as exceptions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = [PROVIDER]
-    if cuda_stream is not None:
+    _, on_cuda, ordinal = device.partition(":")
+    if on_cuda:
         # Every node on the device, or an error.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        ordinal, pointer = cuda_stream
         # Its own graphs stay off: captured from outside while they are on, onnxruntime ends the process (O9a).
-        settings = {"device_id": str(ordinal), "user_compute_stream": str(pointer), "enable_cuda_graph": "0"}
+        settings = {"device_id": ordinal, "user_compute_stream": str(pointer), "enable_cuda_graph": "0"}
         providers = [(CUDA_PROVIDER, settings)]
     try:
         session = ort.InferenceSession(_source(header), options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime's own classes share no public base
-        if cuda_stream is not None:
+        if on_cuda:
             raise ContractError(
                 why=f"the network runs on {CUDA_PROVIDER} on the context's stream, and never falls back to the CPU",
                 what=f"onnxruntime {ort.__version__} could not run {str(header.path)!r} there: {error}; "
@@ -145,7 +145,7 @@ def open_session(header: OnnxHeader, *, threads: int, cuda_stream: tuple[int, in
             what=f"{str(header.path)!r} was refused by onnxruntime {ort.__version__}: {error}",
             how="export the model for the opset and operators of the installed onnxruntime",
         ) from error
-    check_providers(session, [PROVIDER] if cuda_stream is None else [CUDA_PROVIDER, PROVIDER])
+    check_providers(session, [CUDA_PROVIDER, PROVIDER] if on_cuda else [PROVIDER])
     return session
 
 

@@ -153,14 +153,11 @@ class _Network:
     def __init__(self, header: OnnxHeader, contract: OnnxContract, threads: int, stream: Stream) -> None:
         runtime = stream.runtime
         device, _, ordinal = runtime.device.partition(":")
-        self._on_cuda = device == "cuda"
         self._stream = stream
-        cuda_stream = (int(ordinal), stream.key.pointer) if self._on_cuda else None
-        self.session = open_session(header, threads=threads, cuda_stream=cuda_stream)
-        self._options = None
-        if self._on_cuda:  # stream order is all a caller needs: run() must not wait for the device (O9)
-            self._options = require_optional("onnxruntime", extra="ort").RunOptions()
-            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self.session = open_session(header, threads=threads, device=runtime.device, pointer=stream.key.pointer)
+        # Stream order is all a caller needs: on CUDA run() must not wait for the device (O9).
+        self._options = require_optional("onnxruntime", extra="ort").RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         frames = contract.module_contract
         height, width = contract.input_hw
         scale = contract.scale
@@ -188,10 +185,7 @@ class _Network:
 
     def enqueue(self) -> None:
         """Enqueue a run on the stream."""
-        if self._on_cuda:
-            self.run()
-        else:
-            self._stream.native.enqueue(self.run)
+        self._stream.runtime.enqueue(self._stream.native, self.run)
 
 
 class OnnxInference:

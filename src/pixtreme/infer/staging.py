@@ -13,15 +13,12 @@ await it before passing the array on. A pending one is refused by every other st
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from pixtreme.infer._staging_buffers import Copy, Lease, Pixels, Reservation, StagingPool, lease_for, pool
-from pixtreme.infer.errors import ContextError
+from pixtreme.infer._staging_buffers import Reservation, pool
 from pixtreme.infer.frames import FrameLike, HostFrame
-from pixtreme.infer.streams import EventHandle, StreamContext, _loops, _scopes
+from pixtreme.infer.streams import EventHandle, StreamContext, _loops
+from pixtreme.infer.streams._copies import Copy, Lease, Pixels, StagingPool, copied_in, copied_out, labels_of
 
 __all__ = (
     "Download",
@@ -309,59 +306,19 @@ async def download_async(context: StreamContext, frame: FrameLike | EventHandle[
 
 
 def _copied_in(source: HostFrame, lease: Lease | None = None) -> FrameLike:
-    context = StreamContext.current()
-    runtime = context.core_stream.runtime
-    target = runtime.empty(source.shape, source.dtype)
-    frame = runtime.make_frame(
-        target,
-        channels=source.channels,
-        colorspace=source.colorspace,
-        gamma=source.gamma,
-        matrix=source.matrix,
-    )
-    view = source.data
-    if runtime.needs_staging:
-        view = _staged(context, source.shape, source.dtype, lease)
-        np.copyto(view, source.data)
-    runtime.copy_from_host(target, view, context.stream)
-    return frame
+    stream = StreamContext.current().core_stream
+    data = copied_in(stream, source.data, lease)
+    return stream.runtime.make_frame(data, **labels_of(source))
 
 
 def _copied_out(frame: FrameLike, lease: Lease | None = None) -> Pixels:
-    context = StreamContext.current()
-    runtime = context.core_stream.runtime
-    array = runtime.import_array(frame, name="frame")
-    result = np.empty(tuple(array.shape), array.dtype)
-    view = result
-    if runtime.needs_staging:
-        view = _staged(context, result.shape, result.dtype, lease, fill=result)
-    runtime.copy_to_host(view, array, context.stream)
-    return result
-
-
-def _staged(
-    context: StreamContext,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    lease: Lease | None,
-    fill: Pixels | None = None,
-) -> Pixels:
-    """Return a buffer as an array; from here on the submission's event gives it back, come what may."""
-    if lease is None or lease.taken:
-        lease = lease_for(context)
-    lease.taken = True
-    _scopes.add_epilogue(context.core_stream, partial(lease.finish, fill), fills_host=fill is not None)
-    context.core_stream.ensure_reporting()  # buffers come back without anybody waiting for the handle
-    return lease.view(shape, dtype)
+    return copied_out(StreamContext.current().core_stream, frame, lease)
 
 
 def _submitted_sync(context: StreamContext, copy: Copy, source: Any) -> EventHandle[Any]:
-    if _loops.runs_here():
-        raise ContextError(
-            why="a blocking wait for a buffer would freeze the event loop of this thread",
-            what=f"a copy on {context!r} was asked for with its _sync form where an event loop runs",
-            how="use the _async form, or the plain one and handle BusyError",
-        )
+    _loops.refuse_to_block(
+        f"the _sync form of a copy on {context!r}", "the _async form, or the plain one and handle BusyError"
+    )
     context.check_usable()
     with Reservation(context, copy, copy.__name__) as reserved:
         return context.submit_sync(reserved, source)

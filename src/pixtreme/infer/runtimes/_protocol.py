@@ -75,6 +75,10 @@ class StreamVerbs(Protocol):
         """Release a stream; work already enqueued on it still runs to its end."""
         ...
 
+    def cancel_pending(self, stream: NativeStream) -> None:
+        """Drop what has not started, where that can be done: it and what is ordered after it fault."""
+        ...
+
     def attach(self, stream: NativeStream) -> None:
         """Say that a context begins to use a stream, its own or somebody else's."""
         ...

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
 
 from pixtreme.infer.contracts import (
     OpenedStatelessImageInference,
@@ -11,12 +14,17 @@ from pixtreme.infer.contracts import (
     StatelessOpenContract,
     TemporalOpenContract,
 )
-from pixtreme.infer.errors import ClosedError, ContextError, refuse_pickle
-from pixtreme.infer.frames import FrameLike
+from pixtreme.infer.declarations import is_positive_int
+from pixtreme.infer.errors import ClosedError, ContextError, refuse_argument, refuse_pickle
+from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.streams import _loops
 from pixtreme.infer.streams._completion import Completion
+from pixtreme.infer.streams._copies import Lease, Pixels, StagingPool, pool_of
 from pixtreme.infer.streams._handle import EventHandle
 from pixtreme.infer.streams._planning import After
+from pixtreme.infer.streams._request import Request, iterated, nothing
+
+_AHEAD = 2  # how far map() goes on a context without a bound: one request that runs and one that waits
 
 if TYPE_CHECKING:
     from pixtreme.infer.streams._context import StreamContext
@@ -37,7 +45,11 @@ class Opened[F: FrameLike]:
 
 
 class BoundInference[F: FrameLike]:
-    """A module opened by `StreamContext.bind`; calling it is ``submit`` of the instance.
+    """A module opened by `StreamContext.bind`: called, awaited (`run`) or given to any form of ``submit``.
+
+    Requests are frames of the device, handles of such, and, on every device, host pixels: a `HostFrame`, or a NumPy
+    array, which gets the labels of the contract: the exact ones, and the reference where any is taken. Host pixels
+    count as they are at the call: the buffer may be filled again at once.
 
     ``with`` and ``async with`` close it, before the context it lives on.
     """
@@ -86,8 +98,10 @@ class BoundInference[F: FrameLike]:
         """True after close(), the context's included."""
         return self._opened.closed
 
-    def __call__(self, frame: F | EventHandle[F], /, *, after: After = "current", **params: Any) -> EventHandle[F]:
-        """Enqueue one request and return its handle: ``context.submit(instance, frame, **params)``.
+    def __call__(
+        self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
+    ) -> EventHandle[F]:
+        """Enqueue one request and return its handle: ``context.submit(bound, frame, **params)``.
 
         Raises
         ------
@@ -109,10 +123,120 @@ class BoundInference[F: FrameLike]:
         None.
         """
         self._check_open()
-        return self._context.submit(self._opened.instance, frame, after=after, **params)
+        return self._context.submit(self, frame, after=after, **params)
+
+    async def run(
+        self,
+        frame: F | HostFrame | Pixels | EventHandle[F],
+        /,
+        *,
+        host: bool = False,
+        after: After = "current",
+        **params: Any,
+    ) -> Any:
+        """Send one request and return its result: waits for a slot, a staging buffer and the work, never blocking.
+
+        Parameters
+        ----------
+        host
+            Bring the result to the host: a `HostFrame`, on every device.
+
+        Raises
+        ------
+        ClosedError, StreamFault, CaptureError, ContractError
+            As a call.
+
+        Stream order
+        ------------
+        As `submit_async`.
+
+        Host synchronization
+        --------------------
+        None: it awaits. Cancelling it abandons the wait, not the work.
+        """
+        return await (await self._begin(frame, host, after, params))
+
+    def run_sync(
+        self,
+        frame: F | HostFrame | Pixels | EventHandle[F],
+        /,
+        *,
+        host: bool = False,
+        after: After = "current",
+        **params: Any,
+    ) -> Any:
+        """Like `run`, for a program without an event loop.
+
+        Stream order
+        ------------
+        As `submit_sync`.
+
+        Host synchronization
+        --------------------
+        Blocks until the result is there; Ctrl-C interrupts it.
+        """
+        _loops.refuse_to_block("run_sync()", "`await bound.run(...)`")
+        self._check_open()
+        request = Request(self, host=host)
+        pool = self._pool_for(frame, host)
+        if pool is None:
+            return self._context.submit_sync(request, frame, after=after, **params).result()
+        pool.slots.take_blocking(nothing)
+        request.lease = Lease(pool)
+        try:
+            handle = self._context.submit_sync(request, frame, after=after, **params)
+        finally:
+            if not request.lease.taken:
+                request.lease.release()
+        return handle.result()
+
+    async def map(
+        self,
+        source: Iterable[Any] | AsyncIterable[Any],
+        /,
+        *,
+        ahead: int | None = None,
+        host: bool = False,
+        **params: Any,
+    ) -> AsyncGenerator[Any]:
+        """Yield the results of a source's frames, in order, with a bounded number under way.
+
+        Parameters
+        ----------
+        source
+            Frames, host pixels or handles. One that blocks (a decoder) belongs into a `Pipeline`.
+        ahead
+            How many requests may be under way; None takes the context's ``max_in_flight``, or 2.
+        host, **params
+            As for `run`.
+
+        Raises
+        ------
+        ClosedError, StreamFault, CaptureError, ContractError
+            As a call, for the item it happened with; those before it were yielded.
+
+        Stream order
+        ------------
+        As `submit_async`, in source order.
+
+        Host synchronization
+        --------------------
+        None: it awaits. Left early, what is under way runs to its end, and nothing waits for it.
+        """
+        if ahead is None:
+            ahead = self._context.max_in_flight or _AHEAD
+        elif not is_positive_int(ahead):
+            refuse_argument(self, "ahead", ahead, "None or a positive int")
+        under_way: deque[EventHandle[Any]] = deque()
+        async for frame in iterated(source):
+            if len(under_way) >= ahead:
+                yield await under_way.popleft()
+            under_way.append(await self._begin(frame, host, "current", params))
+        while under_way:
+            yield await under_way.popleft()
 
     async def submit_async(
-        self, frame: F | EventHandle[F], /, *, after: After = "current", **params: Any
+        self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
     ) -> EventHandle[F]:
         """Like a call, but at the context's bound wait for a slot without blocking; as `StreamContext.submit_async`.
 
@@ -131,7 +255,9 @@ class BoundInference[F: FrameLike]:
         self._check_open()
         return await self._context.submit_async(self, frame, after=after, **params)
 
-    def submit_sync(self, frame: F | EventHandle[F], /, *, after: After = "current", **params: Any) -> EventHandle[F]:
+    def submit_sync(
+        self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
+    ) -> EventHandle[F]:
         """Like a call, but at the context's bound wait on the host for a slot; as `StreamContext.submit_sync`.
 
         Stream order
@@ -148,6 +274,16 @@ class BoundInference[F: FrameLike]:
         """
         self._check_open()
         return self._context.submit_sync(self, frame, after=after, **params)
+
+    def call_on(self, context: object, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """Return what a submission to ``context`` calls with ``args``: the module, or a `Request` for host pixels.
+
+        Host synchronization
+        --------------------
+        None.
+        """
+        instance = self.instance_on(context)
+        return Request(self) if args and isinstance(args[0], HostFrame | np.ndarray) else instance
 
     def instance_on(self, context: object) -> OpenedStatelessImageInference[Any, F] | StatefulImageInference[Any, F]:
         """Return the module for a submission to ``context``, as `StreamContext.submit` does with a bound module.
@@ -180,7 +316,8 @@ class BoundInference[F: FrameLike]:
         Blocks until everything submitted to the context so far is over (`aclose` does not).
         """
         if not self._opened.closed:
-            if (drained := self._drain()) is not None:
+            if (drained := self._drain()) is not None and not drained.done:
+                _loops.warn_of_blocking("close() of a module", "`await bound.aclose()`")
                 drained.block()
             self._close(self._opened)
 
@@ -225,6 +362,30 @@ class BoundInference[F: FrameLike]:
 
     def __reduce__(self) -> NoReturn:
         raise refuse_pickle(self, "the artifact's path")
+
+    async def _begin(self, frame: Any, host: bool, after: After, params: dict[str, Any]) -> EventHandle[Any]:
+        """Submit one request once a slot, and where one is needed a staging buffer, is free."""
+        self._check_open()
+        request = Request(self, host=host)
+        pool = self._pool_for(frame, host)
+        if pool is None:
+            return await self._context.submit_async(request, frame, after=after, **params)
+        after = self._context.pin(after)  # other tasks, and their scopes, run while this one waits
+        await pool.slots.take_waiting(nothing)
+        request.lease = Lease(pool)
+        try:
+            return await self._context.submit_async(request, frame, after=after, **params)
+        finally:
+            if not request.lease.taken:
+                request.lease.release()
+
+    def _pool_for(self, frame: object, host: bool) -> StagingPool | None:
+        """Return the pool a request takes a buffer from; None where it needs none."""
+        if not isinstance(host, bool):
+            refuse_argument(self, "host", host, "True or False")
+        runtime = self._context.core_stream.runtime
+        needed = runtime.needs_staging and (host or isinstance(frame, HostFrame | np.ndarray))
+        return pool_of(runtime) if needed else None
 
     def _check_open(self) -> None:
         if self._opened.closed:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from functools import partial
 from typing import Any, NoReturn, Self, overload
 
 from pixtreme.infer.contracts import Precision, StatelessInferenceFactory, TemporalInferenceFactory
@@ -15,17 +14,18 @@ from pixtreme.infer.runtimes import NativeStream, Runtime, native_stream, runtim
 from pixtreme.infer.streams import _loops, _scopes
 from pixtreme.infer.streams._binding import BoundInference, Opened
 from pixtreme.infer.streams._completion import HostEpilogue
-from pixtreme.infer.streams._handle import EventHandle, consumers
+from pixtreme.infer.streams._handle import EventHandle
 from pixtreme.infer.streams._lifetime import ContextStatus, Lifetime, check_options
 from pixtreme.infer.streams._planning import After, named_by, plan_waits
 from pixtreme.infer.streams._recorder import Recorder
 from pixtreme.infer.streams._semaphore import FairSemaphore
-from pixtreme.infer.streams._stream import Stream
+from pixtreme.infer.streams._storage import Storage
+from pixtreme.infer.streams._stream import Stream, consumers
 
 _numbers = itertools.count(1)
 
 
-class StreamContext:
+class StreamContext(Storage):
     """One stream of one device, and the work and modules bound to it. Made by `open` and `adopt`.
 
     Invariants
@@ -138,11 +138,7 @@ class StreamContext:
         """
         entry = _scopes.current()
         if entry is None or not isinstance(entry.owner, StreamContext):
-            raise ContextError(
-                why="a current context exists only inside a use() scope of this thread",
-                what=f"thread {threading.current_thread().name!r} is inside no scope",
-                how="call this inside `with context.use():`, or name the context",
-            )
+            _scopes.refuse_outside()
         return entry.owner
 
     @property
@@ -310,12 +306,7 @@ class StreamContext:
         --------------------
         Blocks while ``max_in_flight`` handles are pending.
         """
-        if _loops.runs_here():
-            raise ContextError(
-                why="a blocking wait for a slot would freeze the event loop of this thread",
-                what=f"submit_sync was called on {self!r} where an event loop runs",
-                how="use `await context.submit_async(...)`, or submit() and handle BusyError",
-            )
+        _loops.refuse_to_block("submit_sync()", "`await context.submit_async(...)`, or submit() and handle BusyError")
         self.check_usable()
         self._stream.refuse_own_thread("waiting for a slot")
         self._in_flight.take_blocking(self._stream.ensure_reporting)
@@ -357,7 +348,11 @@ class StreamContext:
     ) -> EventHandle[F]: ...
     @overload
     def enqueue[A](
-        self, fn: Callable[..., Any], /, *args: Any, out: A | EventHandle[A], after: After = "current", **kwargs: Any
+        self, fn: Callable[..., Any], /, *args: Any, out: EventHandle[A], after: After = "current", **kwargs: Any
+    ) -> EventHandle[A]: ...
+    @overload
+    def enqueue[A](
+        self, fn: Callable[..., Any], /, *args: Any, out: A, after: After = "current", **kwargs: Any
     ) -> EventHandle[A]: ...
     @overload
     def enqueue[T](
@@ -464,6 +459,7 @@ class StreamContext:
         --------
         Closed with the context, in reverse order of binding, or by its own ``close()``.
         """
+        _loops.warn_of_blocking("bind()", "`await context.bind_async(...)`")
         with self._recorder.turn:
             self.check_usable()
             self._stream.refuse_while_capturing("bind()")
@@ -471,6 +467,39 @@ class StreamContext:
                 opened = Opened(factory.open(artifact, precision=precision, input_hw=input_hw))
             self._lifetime.opened.append(opened)
         return BoundInference(self, opened, self._lifetime.drain_for_module, self._close_opened)
+
+    async def bind_async[ArtifactIdentity, F: FrameLike](
+        self,
+        factory: StatelessInferenceFactory[ArtifactIdentity, F] | TemporalInferenceFactory[ArtifactIdentity, F],
+        artifact: ArtifactIdentity,
+        /,
+        *,
+        precision: Precision,
+        input_hw: tuple[int, int],
+    ) -> BoundInference[F]:
+        """Like `bind`, in a thread of its own, without blocking the event loop.
+
+        Cancelling it takes effect once the module is open, and closes it again. Until then other calls of this context
+        wait for their turn: open modules before requests come.
+
+        Stream order
+        ------------
+        As `bind`.
+
+        Host synchronization
+        --------------------
+        None: it awaits.
+
+        Lifetime
+        --------
+        As `bind`.
+        """
+        opening = partial(self.bind, factory, artifact, precision=precision, input_hw=input_hw)
+        bound, cancelled = await _loops.in_thread(opening)
+        if cancelled is not None:
+            await bound.aclose()
+            raise cancelled
+        return bound
 
     @overload
     def record(self, *, keep_alive: Iterable[object] = ()) -> EventHandle[None]: ...
@@ -569,12 +598,22 @@ class StreamContext:
         Blocks this thread; Ctrl-C interrupts it.
         """
         self._lifetime.check_open(self)
-        self._recorder.drain("synchronize()").block()
+        drained = self._recorder.drain("synchronize()")
+        if not drained.done:
+            _loops.warn_of_blocking("synchronize()", "`await context.record()`")
+        drained.block()
         if (fault := self._in_flight.fault) is not None:
             raise fault.retrieve()
 
-    def close(self) -> None:
+    def close(self, *, cancel_pending: bool = False) -> None:
         """Drain outstanding work, close what was bound in reverse order, release the stream. Idempotent.
+
+        Parameters
+        ----------
+        cancel_pending
+            Drop what has not started, as leaving ``with`` by Ctrl-C does: its handles, and those of work ordered after
+            it, fault with `WorkCancelled`. What runs is waited for. CUDA has no such thing: there, and on a stream that
+            somebody else owns, everything enqueued still runs.
 
         Raises
         ------
@@ -587,11 +626,13 @@ class StreamContext:
         --------------------
         Blocks until the work is over (`aclose` does not); Ctrl-C interrupts it, and close() may be called again.
         """
-        if (drained := self._lifetime.begin_close(self)) is not None:
+        if (drained := self._lifetime.begin_close(self, cancel_pending=cancel_pending)) is not None:
+            if not drained.done:
+                _loops.warn_of_blocking("close()", "`await context.aclose()`, or `async with`")
             drained.block()
             self._finish_close()
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, cancel_pending: bool = False) -> None:
         """Like `close`, without blocking the event loop.
 
         Cancelling it takes effect after the close is done: work under way cannot be abandoned.
@@ -600,7 +641,7 @@ class StreamContext:
         --------------------
         None while draining.
         """
-        drained = self._lifetime.begin_close(self)
+        drained = self._lifetime.begin_close(self, cancel_pending=cancel_pending)
         if drained is None:
             await _loops.checkpoint()
             return
@@ -613,19 +654,15 @@ class StreamContext:
         self._lifetime.check_open(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close(cancel_pending=isinstance(error, KeyboardInterrupt))
 
     async def __aenter__(self) -> Self:
         self._lifetime.check_open(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        await self.aclose(cancel_pending=isinstance(error, KeyboardInterrupt))
 
     def __repr__(self) -> str:
         state = "faulted" if self.faulted and not self.closed else self._lifetime.status.value

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pixtreme.infer.errors import BusyError, ContextError, ContractError, HandleTimeout, StreamFault, refuse_pickle
-from pixtreme.infer.runtimes import NativeEvent, NativeStream, StreamKey
+from pixtreme.infer.errors import (
+    BusyError,
+    ContextError,
+    ContractError,
+    HandleTimeout,
+    StreamFault,
+    refuse_argument,
+    refuse_pickle,
+)
+from pixtreme.infer.runtimes import NativeEvent, NativeStream
+from pixtreme.infer.streams import _loops
 from pixtreme.infer.streams._completion import Completion, HandleStatus, checked_timeout
 from pixtreme.infer.streams._loops import call_logged
-from pixtreme.infer.streams._stream import Stream
+from pixtreme.infer.streams._stream import Consumer, Stream, consumers
 from pixtreme.infer.streams._values import Foreign, Later
 
 if TYPE_CHECKING:
@@ -24,20 +32,6 @@ _NO_FUTURE = (
     ": a handle is awaitable, and no future of a loop or a thread pool; pass asyncio.ensure_future(handle) where "
     "asyncio wants a future, use wait_all() and as_completed() of this library, or call_when_done(fn)"
 )
-
-
-class Consumer(Protocol):
-    """A context, as far as a handle hands values over to it."""
-
-    @property
-    def core_stream(self) -> Stream: ...
-    def check_usable(self) -> None: ...
-    def wait(self, *dependencies: Any) -> None: ...
-    def keep_alive(self, *values: object) -> None: ...
-
-
-#: The open context of each stream; an alias does not displace the context it stands beside.
-consumers: weakref.WeakValueDictionary[StreamKey, Consumer] = weakref.WeakValueDictionary()
 
 
 class EventHandle[T]:
@@ -256,11 +250,7 @@ class EventHandle[T]:
         None.
         """
         if not isinstance(since, EventHandle):
-            raise ContractError(
-                why="elapsed time is measured between two handles",
-                what=f"received since={since!r}; accepted is an EventHandle",
-                how="pass the handle of the earlier work",
-            )
+            refuse_argument(self, "since", since, "the EventHandle of the earlier work")
         contexts = (since.context, self._context)
         runtime = self._completion.stream.runtime
         if since.completion.stream.runtime is not runtime or not all(context.timing for context in contexts):
@@ -358,8 +348,8 @@ class EventHandle[T]:
                 f"accepted are contexts and native streams of {stream.key.device}",
                 how="await the handle and pass its value, or stage the data to the other device",
             )
-        self._completion.raise_fault()
         refuse_unfilled(self, repr(target))
+        self._completion.raise_fault()
         consumer = Stream(stream.runtime, target)
         consumer.refuse_while_capturing("on()")
         consumer.wait(self._completion.event)
@@ -393,6 +383,8 @@ class EventHandle[T]:
 
     def _block(self, timeout: float | None) -> None:
         seconds = checked_timeout(timeout)
+        if not self._completion.done:
+            _loops.warn_of_blocking("result() or exception() of a pending handle", "`await handle`")
         if not self._completion.block(seconds):
             raise HandleTimeout(
                 why="the work did not complete in the time given",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from pixtreme.infer.errors import BusyError, StreamFault
+from pixtreme.infer.errors import BusyError, StreamFault, WorkCancelled
 from pixtreme.infer.streams._semaphore import FairSemaphore
 
 logger = logging.getLogger("pixtreme.infer")
@@ -20,13 +20,17 @@ class Fault:
         self.cause = cause
         self.label = label
         self.place = place
-        self.retrieved = False
+        self.retrieved = isinstance(cause, WorkCancelled)  # whoever closed the context knows
         self.delivered = False  # a handle carries it, so somebody can still ask
         self._logged = False
 
     def retrieve(self) -> StreamFault:
         """Return the error for whoever asked; from now on the fault counts as known."""
         self.retrieved = True
+        if isinstance(self.cause, WorkCancelled):
+            return WorkCancelled(
+                why=self.cause.why, what=f"{self.label} on {self.place}: {self.cause.what}", how=self.cause.how
+            )
         error = StreamFault(
             why="work enqueued on a stream failed on the device, so nothing after it on that stream ran",
             what=f"{self.label} on {self.place}: {self.cause!r}",

@@ -69,7 +69,7 @@ class Lifetime:
                 how="open a new context",
             )
 
-    def begin_close(self, owner: object) -> Completion | None:
+    def begin_close(self, owner: object, *, cancel_pending: bool = False) -> Completion | None:
         """Refuse new work and return what to wait for; None where the context is closed already."""
         with self._recorder.turn:
             if self.status is ContextStatus.CLOSED:
@@ -82,6 +82,8 @@ class Lifetime:
                     how="leave the scope first",
                 )
             completion = self._recorder.drain("close()")
+            if cancel_pending and self._owned:
+                self._recorder.stream.runtime.cancel_pending(self._recorder.stream.native)
             self.status = fire(self.status, "close")
             return completion
 

@@ -5,18 +5,24 @@ What they differ in is in `_asyncio` and `_trio`. Neither is imported before a t
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import sys
+import threading
+import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from functools import cache
+from pathlib import Path
 from typing import Protocol
 
+from pixtreme.infer.errors import ContextError, LoopBlockedWarning
 from pixtreme.infer.streams._entry_queue import Waiter
 
 logger = logging.getLogger("pixtreme.infer")
 
 Notify = Callable[[], object]
+_PACKAGE = str(Path(__file__).parents[1])
 CALLBACK_FAILED = "a completion callback failed"
 
 
@@ -53,6 +59,76 @@ def runs_here() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def refuse_to_block(call: str, instead: str) -> None:
+    """Raise where a blocking wait would freeze the event loop of this thread."""
+    if runs_here():
+        raise ContextError(
+            why="a blocking wait would freeze the event loop of this thread",
+            what=f"{call} was called where an event loop runs; accepted is a thread without one",
+            how=f"use {instead}",
+        )
+
+
+def warn_of_blocking(call: str, instead: str) -> None:
+    """Warn, in Python's development mode and asyncio's debug mode, where a call freezes the event loop."""
+    if runs_here() and (sys.flags.dev_mode or _debugs()):
+        warnings.warn(
+            f"{call} blocks the event loop of this thread; use {instead}",
+            LoopBlockedWarning,
+            stacklevel=2,
+            skip_file_prefixes=(_PACKAGE,),
+        )
+
+
+async def in_thread[T](call: Callable[[], T]) -> tuple[T, BaseException | None]:
+    """Call something in a thread of its own and wait for it in any case.
+
+    Returns
+    -------
+    tuple
+        The result, and the cancellation that came meanwhile, for the caller to raise once the result is put away.
+    """
+    loop = current()
+    outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
+    ended = threading.Lock()
+    waiters: list[Notify] = []
+
+    def work() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        with ended:
+            woken, waiters[:] = list(waiters), ()
+        for notify in woken:
+            call_logged(notify)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(work,), name="pixtreme.infer opening").start()
+    cancelled: BaseException | None = None
+    while not outcome:
+        waiter = loop.make_waiter()
+        with ended:
+            if not outcome:
+                waiters.append(waiter.notify)
+        try:
+            with loop.shield():
+                await (loop.checkpoint() if outcome else waiter.wait())
+        except loop.CANCELLED as error:
+            cancelled = error
+    value, failure = outcome[0]
+    if failure is not None:
+        raise failure
+    return value, cancelled  # type: ignore[return-value]  # there is a value where there is no failure
+
+
+def _debugs() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return asyncio is not None and bool(asyncio.get_running_loop().get_debug())
+    except RuntimeError:  # trio's
+        return False
 
 
 def call_logged(notify: Notify) -> None:

@@ -11,10 +11,10 @@ from pixtreme.infer.runtimes import NativeEvent, Runtime
 from pixtreme.infer.streams import _captures, _scopes
 from pixtreme.infer.streams._binding import BoundInference
 from pixtreme.infer.streams._completion import Completion, HostEpilogue
-from pixtreme.infer.streams._handle import Consumer, EventHandle
+from pixtreme.infer.streams._handle import EventHandle
 from pixtreme.infer.streams._in_flight import InFlight
 from pixtreme.infer.streams._planning import After, Plan, named_by, plan_waits, replace_handles, resolved
-from pixtreme.infer.streams._stream import Stream
+from pixtreme.infer.streams._stream import Consumer, Stream
 from pixtreme.infer.streams._values import Later
 
 
@@ -54,7 +54,7 @@ class Recorder:
             with self.turn:
                 owner.check_usable()
                 if isinstance(fn, BoundInference):
-                    fn = fn.instance_on(owner)
+                    fn = fn.call_on(owner, args)
                 label = _label(fn, "submit")
                 self.stream.refuse_while_capturing(f"submit({label})")
                 handles: list[EventHandle[Any]] = []

@@ -154,6 +154,15 @@ class Scope:
         leave_entry(self._entered.pop())
 
 
+def refuse_outside() -> NoReturn:
+    """Raise where a context must be current and none is."""
+    raise ContextError(
+        why="a current context exists only inside a use() scope of this thread",
+        what=f"thread {threading.current_thread().name!r} is inside no scope",
+        how="call this inside `with context.use():`, or name the context",
+    )
+
+
 def _refuse_order(entry: Entry, entries: list[Entry]) -> NoReturn:
     if entry not in entries:
         how = "by another thread than the one that entered it"

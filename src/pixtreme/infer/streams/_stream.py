@@ -7,8 +7,10 @@ driver knows it (S33), not Python objects.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Protocol
 
 from pixtreme.infer.errors import ContextError
 from pixtreme.infer.runtimes import NOT_PERMITTED, NativeEvent, NativeStream, Notify, Runtime, StreamKey
@@ -107,3 +109,17 @@ class Stream:
 
 def _let_go(value: object, fault: BaseException | None) -> None:
     """Take part in a report only to hold ``value`` until it comes."""
+
+
+class Consumer(Protocol):
+    """A context, as far as a handle hands values over to it."""
+
+    @property
+    def core_stream(self) -> Stream: ...
+    def check_usable(self) -> None: ...
+    def wait(self, *dependencies: Any) -> None: ...
+    def keep_alive(self, *values: object) -> None: ...
+
+
+#: The open context of each stream; an alias does not displace the context it stands beside.
+consumers: weakref.WeakValueDictionary[StreamKey, Consumer] = weakref.WeakValueDictionary()

@@ -118,6 +118,9 @@ class CudaRuntime:
     def destroy_stream(self, stream: NativeStream) -> None:
         """CuPy destroys a stream with its last reference; work on it still runs to its end."""
 
+    def cancel_pending(self, stream: NativeStream) -> None:
+        """What a device was given, it does."""
+
     def attach(self, stream: NativeStream) -> None:
         self._thread_of(stream).attach()
 

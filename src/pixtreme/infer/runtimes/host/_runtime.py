@@ -127,6 +127,9 @@ class HostRuntime:
             stream.destroyed = True
             stream.worker.finish()
 
+    def cancel_pending(self, stream: HostStream) -> None:
+        stream.worker.cancelled = True
+
     def attach(self, stream: HostStream) -> None:
         """Nothing to do: a stream's worker is its own."""
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from pixtreme.infer.errors import WorkCancelled
 from pixtreme.infer.runtimes._protocol import NOT_PERMITTED, Notify, enqueueing_blocks
 from pixtreme.infer.runtimes.host._capture import HostRuntimeError
 
@@ -81,6 +82,7 @@ class Worker:
         self.lock = threading.Lock()
         self.fault: BaseException | None = None
         self.in_task = False
+        self.cancelled = False  # no further task starts
         self.blocking = enqueueing_blocks()
         self.thread: threading.Thread | None = None
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -103,6 +105,12 @@ class Worker:
 
     def run(self, task: Callable[..., object], args: tuple[Any, ...]) -> None:
         """Run one task, unless an earlier one faulted the stream."""
+        if self.cancelled and self.fault is None:
+            self.fault = WorkCancelled(
+                why="the context was closed with what it had not started dropped",
+                what=f"{task!r} had not started",
+                how="submit it again to an open context, or close without cancel_pending to have it done",
+            )
         if self.fault is not None or _exiting:
             return
         self.in_task = True
