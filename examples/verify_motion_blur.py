@@ -189,6 +189,7 @@ class Observer:
         return RejectionFacts(name, error, accepted, bool(runs), (), observed, expected)
 
     def query(self) -> QueryAllocationFacts:
+        self.context.synchronize()  # what earlier cases used is released in stream order
         before = held()
         tracemalloc.reset_peak()
         level = tracemalloc.get_traced_memory()[0]

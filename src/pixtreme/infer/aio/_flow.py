@@ -10,6 +10,8 @@ Invariants
 3. A failure travels with the items: whoever iterates meets it after the results before it, once.
 4. A flow is finished when its tasks are over and everything they submitted is complete. Only then does whoever ended it
    go on: neither cancellation nor an early end leaves a task, a thread or work on a stream behind.
+5. No cancel scope is open in the consumer's task: a flow works in tasks of the loop's own, so that an ``async with``
+   around a ``yield``, a generator left half-way and a timeout around one step nest as everything else does.
 
 Not guaranteed: an end to a source, stage call or device that never returns. They are waited for.
 """
@@ -26,12 +28,11 @@ from typing import Any, Literal, Self
 
 import anyio
 from anyio import CapacityLimiter
-from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from pixtreme.infer.errors import BusyError, ClosedError, ContractError, PipelineError, StreamFault
-from pixtreme.infer.streams import EventHandle, HandleStatus
+from pixtreme.infer.streams import EventHandle, HandleStatus, _loops
 from pixtreme.infer.streams._completion import Completion
 
 Source = Iterable[Any] | AsyncIterable[Any]
@@ -96,16 +97,17 @@ class Flow:
         self._finished = anyio.Event()
         self._undelivered: deque[Item] = deque()
         self._reported: list[Completion] = []  # of the item delivered last
+        self._crash: BaseException | None = None  # no failure of an item: what ends the program
         self._channels: list[Channel] = []
 
-    async def start(self, group: TaskGroup) -> None:
+    async def start(self) -> None:
         """Begin to read the source, once, after the flow before has settled."""
         await self._settle_before()
         if not self._started:
             self._started = True
             # What comes in at 0 left the first hop; what comes out of the last is for whoever iterates.
             self._channels = [anyio.create_memory_object_stream[Message](math.inf) for _ in self._hops]
-            group.start_soon(self._drive)
+            _loops.current().spawn(self._drive, "pixtreme.infer run")
 
     async def settle(self) -> None:
         """Stop, and wait until everything is finished; a cancellation waits as well."""
@@ -128,10 +130,12 @@ class Flow:
         try:
             return await self._channels[-1][1].receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
+            if self._crash is not None:
+                raise self._crash from None
             raise ClosedError(
-                why="a run ends with the pipeline or pool it belongs to",
-                what="the run was iterated after that was closed",
-                how="iterate inside the `async with` block",
+                why="a run ends with the pipeline or pool it belongs to, and with the next run there",
+                what="the run was iterated after that",
+                how="iterate inside the `async with` block, one run to its end before the next",
             ) from None
 
     def delivered(self, item: Item) -> None:
@@ -155,6 +159,10 @@ class Flow:
                     for number in range(1, len(self._hops)):
                         group.start_soon(self._relay, number)
                     await self._read()
+        except _loops.current().CANCELLED:
+            raise  # the loop is ending
+        except BaseException as error:
+            self._crash = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
         finally:
             # Both at once, before the first await: meanwhile items go on to the consumer.
             left = [handle.completion for item in self._undelivered for _, handle in item.handles]
@@ -221,12 +229,12 @@ class Run[T](AsyncIterator[T]):
     block, or the next run waits for what is under way. A cancelled wait loses no result: iterate on.
     """
 
-    def __init__(self, flow: Flow, group: TaskGroup) -> None:
+    def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        self._group = group
         self._next: Message | None = None  # received, and not delivered yet
         self._busy = False
         self.over = False  #: nothing comes any more
+        self.interrupted = False  #: the last wait for a result was cancelled: the next run may begin
 
     def __aiter__(self) -> Self:
         return self
@@ -247,9 +255,14 @@ class Run[T](AsyncIterator[T]):
                 what="a second task asked for the next result while the first still waits; accepted is one",
                 how="iterate in one task and send the results on from there",
             )
-        self._busy = True
+        self._busy, self.interrupted = True, False
         try:
             return await self._advance()
+        except Exception:
+            raise
+        except BaseException:
+            self.interrupted = True
+            raise
         finally:
             self._busy = False
 
@@ -266,7 +279,7 @@ class Run[T](AsyncIterator[T]):
     async def _advance(self) -> T:
         if self.over:
             raise StopAsyncIteration
-        await self._flow.start(self._group)
+        await self._flow.start()
         if self._next is None:
             self._next = await self._flow.receive()
         message = self._next
@@ -288,56 +301,52 @@ class Run[T](AsyncIterator[T]):
 
 
 class Owner:
-    """What runs belong to: an ``async with`` block whose task group they work in, one run at a time."""
+    """What runs belong to: an ``async with`` block, one run at a time."""
 
     def __init__(self) -> None:
-        self._group: TaskGroup | None = None
+        self._entered = False
         self._flow: Flow | None = None
         self._run: weakref.ref[Run[Any]] | None = None  # a run that was dropped no longer runs
 
     def _begin(self, hops: Sequence[Hop], source: Source, *, depth: int, blocking_source: bool) -> Run[Any]:
         """Return a run of ``source``; nothing is read before it is iterated."""
         check_source(source, blocking=blocking_source)
-        group = self._group
-        if group is None:
+        if not self._entered:
             raise ClosedError(
-                why="a run works in the tasks of its pipeline or pool",
+                why="a run belongs to an entered pipeline or pool, which waits for it on leaving",
                 what=f"{self!r} is not entered; accepted is a run inside its `async with` block",
                 how="write `async with ... as pipeline:` around it",
             )
         current = self._run() if self._run is not None else None
-        if current is not None and not current.over:
+        if current is not None and not (current.over or current.interrupted):
             raise BusyError(
                 why="two runs at once would mix their items on the streams",
                 what=f"{self!r} has a run that is not over; accepted is one at a time",
-                how="iterate it to its end or `await run.aclose()` first, or use a second pipeline",
+                how="iterate it to its end, leave its loop, or `await run.aclose()` first; or use a second pipeline",
             )
+        if current is not None:
+            current.over = True
         flow = Flow(hops, source, self._flow, depth=depth, blocking_source=blocking_source)
-        run: Run[Any] = Run(flow, group)
+        run: Run[Any] = Run(flow)
         self._flow, self._run = flow, weakref.ref(run)
         return run
 
     async def _enter(self) -> None:
-        if self._group is not None:
+        if self._entered:
             raise BusyError(
                 why="a pipeline or pool is entered once at a time",
                 what=f"{self!r} is entered already",
                 how="leave the other `async with` block first",
             )
-        group = anyio.create_task_group()
-        await group.__aenter__()
-        self._group = group
+        self._entered = True
+        await _loops.checkpoint()
 
     async def _leave(self) -> None:
-        """Finish the run that is under way, and leave the task group."""
+        """Finish the run that is under way."""
         flow, self._flow, self._run = self._flow, None, None
-        group, self._group = self._group, None
-        try:
-            if flow is not None:
-                await flow.settle()
-        finally:
-            if group is not None:  # without the block's exception, which it would wrap in a group
-                await group.__aexit__(None, None, None)
+        self._entered = False
+        if flow is not None:
+            await flow.settle()
 
 
 def _pipeline_error(failure: Failure) -> PipelineError:

@@ -13,9 +13,9 @@ from pixtreme.infer.contracts import StatelessInferenceFactory
 from pixtreme.infer.declarations import Precision, TemporalFamilyContract, TemporalOpenContract
 from pixtreme.infer.errors import ClosedError, ContractError, StreamFault, refuse_argument
 from pixtreme.infer.frames import FrameLike
-from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext
+from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext, _loops
 from pixtreme.infer.streams._planning import After
-from pixtreme.infer.streams._semaphore import take_first
+from pixtreme.infer.streams._semaphore import take_first, take_first_blocking
 
 _UNBOUNDED_AHEAD = 2  # how far map() goes on a member without a bound: one that runs and one that waits
 
@@ -82,6 +82,35 @@ class StreamPool[F: FrameLike](Owner):
             stack.pop_all()
         return StreamPool(members)
 
+    @classmethod
+    async def open_async[ArtifactIdentity, G: FrameLike](
+        cls,
+        devices: Sequence[str | int],
+        factory: StatelessInferenceFactory[ArtifactIdentity, G],
+        artifact: ArtifactIdentity,
+        /,
+        *,
+        precision: Precision,
+        input_hw: tuple[int, int],
+        max_in_flight: int | None = None,
+    ) -> StreamPool[G]:
+        """Like `open`, in a thread of its own, without blocking the event loop.
+
+        Cancelling it takes effect once the pool is open, and closes it again.
+
+        Host synchronization
+        --------------------
+        None: it awaits.
+        """
+        opening = partial(
+            cls.open, devices, factory, artifact, precision=precision, input_hw=input_hw, max_in_flight=max_in_flight
+        )
+        pool, cancelled = await _loops.in_thread(opening)
+        if cancelled is not None:
+            await pool.aclose()
+            raise cancelled
+        return pool
+
     @property
     def members(self) -> tuple[BoundInference[F], ...]:
         """Every member, those that were taken out as well."""
@@ -129,6 +158,32 @@ class StreamPool[F: FrameLike](Owner):
                 return member(frame, **params)
             except StreamFault:
                 if not member.context.faulted:
+                    raise  # the frame's own fault
+
+    def submit_sync(self, frame: F | EventHandle[F], /, *, after: After = "current", **params: Any) -> EventHandle[F]:
+        """Like `submit`, but where every member is at its bound wait, on the host, for the first that is not.
+
+        Stream order
+        ------------
+        As `submit`.
+
+        Lifetime
+        --------
+        As `submit`.
+
+        Host synchronization
+        --------------------
+        Blocks while every member is at its bound; refused on a thread that runs an event loop.
+        """
+        _loops.refuse_to_block("submit_sync()", "`await pool.submit_async(...)`")
+        while True:
+            members = self._idlest_first()
+            contexts = [member.context for member in members]
+            taken = take_first_blocking([context.slots for context in contexts], partial(_ensure_reporting, contexts))
+            try:
+                return contexts[taken].submit_promised(members[taken], (frame,), params, after)
+            except (StreamFault, ClosedError):
+                if all(_takes_requests(member) for member in members):
                     raise  # the frame's own fault
 
     async def submit_async(
@@ -269,13 +324,13 @@ async def _submit_to_first_free[F: FrameLike](
     """Submit to the first member whose context has a slot."""
     contexts = [member.context for member in members]
     pinned = [context.pin(after) for context in contexts]  # other tasks, and their scopes, run while this one waits
-
-    def ensure_reporting() -> None:
-        for context in contexts:
-            context.core_stream.ensure_reporting()
-
-    taken = await take_first([context.slots for context in contexts], ensure_reporting)
+    taken = await take_first([context.slots for context in contexts], partial(_ensure_reporting, contexts))
     return contexts[taken].submit_promised(members[taken], (frame,), params, pinned[taken])
+
+
+def _ensure_reporting(contexts: Sequence[StreamContext]) -> None:
+    for context in contexts:
+        context.core_stream.ensure_reporting()
 
 
 def _takes_requests(member: BoundInference[Any]) -> bool:

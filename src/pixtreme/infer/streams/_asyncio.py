@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from pixtreme.infer.streams._entry_queue import EntryQueue, EntryQueues, Waiter
 
 CANCELLED: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
 entry_queues = EntryQueues(EntryQueue)
+_tasks: set[asyncio.Task[None]] = set()
 
 
 class AsyncioWaiter(asyncio.Future[None]):
@@ -83,3 +84,10 @@ def shield() -> AbstractContextManager[object]:
         return nullcontext()
     scope: AbstractContextManager[object] = anyio.CancelScope(shield=True)
     return scope
+
+
+def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    """Start a task of the loop's own; ``work`` raises nothing but what ends the loop."""
+    task = asyncio.get_running_loop().create_task(work(), name=name)
+    _tasks.add(task)  # a loop holds its tasks weakly
+    task.add_done_callback(_tasks.discard)

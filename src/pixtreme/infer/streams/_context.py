@@ -466,7 +466,8 @@ class StreamContext(Storage):
             with self.use():
                 opened = Opened(factory.open(artifact, precision=precision, input_hw=input_hw))
             self._lifetime.opened.append(opened)
-        return BoundInference(self, opened, self._lifetime.drain_for_module, self._close_opened)
+        close = partial(self._lifetime.close_opened, owner=self)
+        return BoundInference(self, opened, self._lifetime.drain_for_module, close)
 
     async def bind_async[ArtifactIdentity, F: FrameLike](
         self,
@@ -494,8 +495,8 @@ class StreamContext(Storage):
         --------
         As `bind`.
         """
-        opening = partial(self.bind, factory, artifact, precision=precision, input_hw=input_hw)
-        bound, cancelled = await _loops.in_thread(opening)
+        bind = partial(self.bind, factory, artifact, precision=precision, input_hw=input_hw)
+        bound, cancelled = await _loops.in_thread(bind)
         if cancelled is not None:
             await bound.aclose()
             raise cancelled
@@ -527,11 +528,11 @@ class StreamContext(Storage):
         --------
         ``value`` and ``keep_alive`` live until the event completes.
         """
-        kept = (value, tuple(keep_alive))
         with self._recorder.turn:
             self.check_usable()
             self._stream.refuse_while_capturing("record()")
-            return EventHandle(self, self._recorder.publish(kept, "record", promised=False), value)
+            completion = self._recorder.publish((value, tuple(keep_alive)), "record", promised=False)
+        return EventHandle(self, completion, value)
 
     def wait(self, *dependencies: Any) -> None:
         """Order later work of this context after handles, events, contexts or native streams.
@@ -582,8 +583,7 @@ class StreamContext(Storage):
         --------------------
         None.
         """
-        named = named_by(after, self._stream)
-        return [one.record() if isinstance(one, Stream) else one for one in named]
+        return [one.record() if isinstance(one, Stream) else one for one in named_by(after, self._stream)]
 
     def synchronize(self) -> None:
         """Block until everything enqueued so far is over.
@@ -691,9 +691,6 @@ class StreamContext(Storage):
         except Exception:
             if self._lifetime.status is not ContextStatus.CLOSED:
                 raise  # else another thread closed the context meanwhile: its stream was drained and is gone
-
-    def _close_opened(self, opened: Opened[Any]) -> None:
-        self._lifetime.close_opened(opened, self)
 
     def _finish_close(self) -> None:
         try:

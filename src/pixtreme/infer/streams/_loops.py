@@ -10,11 +10,11 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pixtreme.infer.errors import ContextError, LoopBlockedWarning
 from pixtreme.infer.streams._entry_queue import Waiter
@@ -34,6 +34,7 @@ class Loop(Protocol):
     def make_waiter(self) -> Waiter: ...
     def checkpoint(self) -> Awaitable[None]: ...
     def shield(self) -> AbstractContextManager[object]: ...
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None: ...
 
 
 def current() -> Loop:

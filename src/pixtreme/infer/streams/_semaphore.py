@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from pixtreme.infer.streams import _loops
 from pixtreme.infer.streams._loops import Notify, call_logged
@@ -42,16 +43,7 @@ class FairSemaphore:
 
     def take_blocking(self, before: Callable[[], object]) -> None:
         """Block this thread until a slot is promised to the caller; ``before`` is called if that takes a wait."""
-        gate = threading.Lock()
-        gate.acquire()
-        ticket = self.request(gate.release)
-        try:
-            if not ticket.granted:
-                before()
-            gate.acquire()
-        except BaseException:  # Ctrl-C
-            self.withdraw(ticket)
-            raise
+        take_first_blocking([self], before)
 
     async def take_waiting(self, before: Callable[[], object]) -> None:
         """Like `take_blocking`, but wait on the event loop; always a checkpoint."""
@@ -107,21 +99,50 @@ async def take_first(semaphores: Sequence[FairSemaphore], before: Callable[[], o
     The first in the list that has room is taken; where none has, the caller waits in every queue at once.
     """
     waiter = _loops.current().make_waiter()
-    tickets: list[Ticket] = []
-    taken: int | None = None
-    try:
-        for semaphore in semaphores:
-            tickets.append(semaphore.request(waiter.notify))
-            if tickets[-1].granted:
-                break
-        if tickets[-1].granted:
+    with _Requests(semaphores, waiter.notify) as requests:
+        if requests.granted:
             await _loops.checkpoint()
         else:
             before()
             await waiter.wait()
-        taken = [ticket.granted for ticket in tickets].index(True)
-        return taken
-    finally:
-        for index, ticket in enumerate(tickets):
-            if index != taken:
-                semaphores[index].withdraw(ticket)
+        return requests.take()
+
+
+def take_first_blocking(semaphores: Sequence[FairSemaphore], before: Callable[[], object]) -> int:
+    """Like `take_first`, but block this thread; Ctrl-C interrupts it."""
+    wake_up = threading.Semaphore(0)  # which may be woken by several
+    with _Requests(semaphores, wake_up.release) as requests:
+        if not requests.granted:
+            before()
+            wake_up.acquire()
+        return requests.take()
+
+
+class _Requests:
+    """Requests in several queues, of which one is to be granted; leaving withdraws the others."""
+
+    def __init__(self, semaphores: Sequence[FairSemaphore], notify: Notify) -> None:
+        self._semaphores = semaphores
+        self._notify = notify
+        self._tickets: list[Ticket] = []
+        self._taken: int | None = None
+
+    def __enter__(self) -> Self:
+        for semaphore in self._semaphores:
+            self._tickets.append(semaphore.request(self._notify))
+            if self.granted:
+                break
+        return self
+
+    @property
+    def granted(self) -> bool:
+        return self._tickets[-1].granted
+
+    def take(self) -> int:
+        self._taken = [ticket.granted for ticket in self._tickets].index(True)
+        return self._taken
+
+    def __exit__(self, *_: object) -> None:
+        for index, ticket in enumerate(self._tickets):
+            if index != self._taken:
+                self._semaphores[index].withdraw(ticket)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 
 import trio
@@ -110,6 +112,11 @@ checkpoint = trio.lowlevel.checkpoint
 def shield() -> AbstractContextManager[object]:
     """Keep cancel scopes from interrupting the with-block."""
     return trio.CancelScope(shield=True)
+
+
+def spawn(work: Callable[[], Awaitable[None]], name: str) -> None:
+    """Start a task of trio's own; ``work`` raises nothing."""
+    trio.lowlevel.spawn_system_task(work, name=name, context=contextvars.copy_context())
 
 
 def _wake_up_socket() -> WakeUpSocket | None:
