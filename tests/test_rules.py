@@ -64,10 +64,11 @@ def _public_calls() -> dict[str, Any]:
 CALLS = _public_calls()
 # What returns something that work is still to fill enqueues; and these, which return nothing.
 UNDER_WAY = re.compile(r"EventHandle|Run\[|FrameLike|Pixels")
+NOT_UNDER_WAY = ("StagingPool.take", "as_completed", "bind_onnx", "bind_onnx_async")
 ENQUEUES = [
     name
     for name, call in CALLS.items()
-    if UNDER_WAY.search(str(call.__annotations__.get("return"))) and name not in ("StagingPool.take", "as_completed")
+    if UNDER_WAY.search(str(call.__annotations__.get("return"))) and name not in NOT_UNDER_WAY
 ] + ["EventHandle.__dlpack__", "EventHandle.on", "CudaGraphBuffers.copy_inputs", "CudaGraphSession.replay"]
 
 

@@ -357,7 +357,7 @@ class TestAdopt:
         """S33: only native streams."""
         for thing in (None, 0, 1, 2, "cpu", object()):
             with pytest.raises(ContextError, match="native stream"):
-                StreamContext.adopt(thing)
+                StreamContext.adopt(thing)  # type: ignore[arg-type]
 
     def test_capture_on_an_alias_is_refused_by_name(self, context: StreamContext) -> None:
         """S33, C09: a second capture, and eager work on an alias while the first captures, name who captures."""

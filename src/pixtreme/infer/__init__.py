@@ -5,6 +5,7 @@ Importing this initialises no CUDA and imports no event loop, no inference backe
 
 __path__ = __import__("pkgutil").extend_path(__path__, __name__)
 
+from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from pixtreme.infer.contracts import TemporalInferenceFactory as TemporalInferen
 from pixtreme.infer.contracts import TemporalModuleContract as TemporalModuleContract
 from pixtreme.infer.contracts import TemporalOpenContract as TemporalOpenContract
 from pixtreme.infer.contracts import UnconstrainedWithReference as UnconstrainedWithReference
+from pixtreme.infer.contracts import check_frame as check_frame
 from pixtreme.infer.contracts import validate_call_params as validate_call_params
 from pixtreme.infer.cuda_graph import CudaGraphBuffers as CudaGraphBuffers
 from pixtreme.infer.cuda_graph import CudaGraphSession as CudaGraphSession
@@ -43,11 +45,17 @@ from pixtreme.infer.errors import ContextError as ContextError
 from pixtreme.infer.errors import ContractError as ContractError
 from pixtreme.infer.errors import HandleTimeout as HandleTimeout
 from pixtreme.infer.errors import InferError as InferError
+from pixtreme.infer.errors import LoopBlockedWarning as LoopBlockedWarning
 from pixtreme.infer.errors import NotPicklableError as NotPicklableError
+from pixtreme.infer.errors import PipelineError as PipelineError
 from pixtreme.infer.errors import StreamFault as StreamFault
+from pixtreme.infer.errors import WorkCancelled as WorkCancelled
 from pixtreme.infer.errors import actionable_error as actionable_error
+from pixtreme.infer.frames import Colorspace as Colorspace
 from pixtreme.infer.frames import FrameLike as FrameLike
+from pixtreme.infer.frames import Gamma as Gamma
 from pixtreme.infer.frames import HostFrame as HostFrame
+from pixtreme.infer.frames import Matrix as Matrix
 from pixtreme.infer.onnx import run_onnx as run_onnx
 from pixtreme.infer.recipe_identity import RecipeCatalogEntry as RecipeCatalogEntry
 from pixtreme.infer.recipe_identity import RecipeIdentity as RecipeIdentity
@@ -55,19 +63,24 @@ from pixtreme.infer.recipe_identity import RecipeIdentityError as RecipeIdentity
 from pixtreme.infer.recipe_identity import is_positive_discriminator as is_positive_discriminator
 from pixtreme.infer.recipe_identity import parse_recipe_identity as parse_recipe_identity
 from pixtreme.infer.recipe_identity import validate_recipe_reference as validate_recipe_reference
+from pixtreme.infer.streams import After as After
 from pixtreme.infer.streams import BoundInference as BoundInference
 from pixtreme.infer.streams import EventHandle as EventHandle
+from pixtreme.infer.streams import HandleStatus as HandleStatus
 from pixtreme.infer.streams import StreamContext as StreamContext
+from pixtreme.infer.streams import StreamLike as StreamLike
 from pixtreme.infer.streams import as_completed as as_completed
 from pixtreme.infer.streams import available_devices as available_devices
 from pixtreme.infer.streams import wait_all as wait_all
 
 __all__ = (
+    "After",
     "BoundInference",
     "BusyError",
     "CaptureError",
     "CheckpointContainer",
     "ClosedError",
+    "Colorspace",
     "ContextError",
     "ContractError",
     "CudaGraphBuffers",
@@ -79,13 +92,18 @@ __all__ = (
     "FrameField",
     "FrameLike",
     "FrameMetadataWarning",
+    "Gamma",
     "GpuArrayParamContract",
+    "HandleStatus",
     "HandleTimeout",
     "HostFrame",
     "InferError",
+    "LoopBlockedWarning",
+    "Matrix",
     "ModuleContract",
     "NotPicklableError",
     "OpenedStatelessImageInference",
+    "PipelineError",
     "Precision",
     "RecipeCatalogEntry",
     "RecipeIdentity",
@@ -100,14 +118,17 @@ __all__ = (
     "StatelessOpenContract",
     "StreamContext",
     "StreamFault",
+    "StreamLike",
     "TemporalFamilyContract",
     "TemporalInferenceFactory",
     "TemporalModuleContract",
     "TemporalOpenContract",
     "UnconstrainedWithReference",
+    "WorkCancelled",
     "actionable_error",
     "as_completed",
     "available_devices",
+    "check_frame",
     "is_positive_discriminator",
     "parse_recipe_identity",
     "require_optional",
@@ -121,13 +142,34 @@ __all__ = (
 span: _ModuleType  # architectures: distributions of their own, imported when asked for
 cda_vsr: _ModuleType
 
-if not TYPE_CHECKING:  # a type checker knows every name there is, and should say so of the others
+# What brings an event-loop library or an inference backend with it, imported when asked for.
+_LAZY = {
+    "OnnxArtifact": "onnx_module",
+    "Pipeline": "aio",
+    "Stage": "aio",
+    "StreamPool": "aio",
+    "bind_onnx": "onnx_module",
+    "bind_onnx_async": "onnx_module",
+}
 
-    def __getattr__(name: str) -> _ModuleType:
+if TYPE_CHECKING:
+    from pixtreme.infer.aio import Pipeline as Pipeline
+    from pixtreme.infer.aio import Stage as Stage
+    from pixtreme.infer.aio import StreamPool as StreamPool
+    from pixtreme.infer.onnx_module import OnnxArtifact as OnnxArtifact
+    from pixtreme.infer.onnx_module import bind_onnx as bind_onnx
+    from pixtreme.infer.onnx_module import bind_onnx_async as bind_onnx_async
+else:  # a type checker knows every name there is, and should say so of the others
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            return getattr(_import_module(f"{__name__}.{_LAZY[name]}"), name)
         if name in _dispatch.DISTRIBUTIONS:
             return _dispatch.resolve(name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:  # an absent architecture is in `dispatch.architectures()`: looking at it here would raise
-    return sorted({*globals(), *(found.name for found in _dispatch.architectures() if found.version is not None)})
+    return sorted(
+        {*globals(), *_LAZY, *(found.name for found in _dispatch.architectures() if found.version is not None)}
+    )

@@ -17,7 +17,7 @@ from pixtreme.core import Colorspace, Dtype, Gamma, Matrix, channels
 
 from pixtreme.infer.errors import ContractError
 
-__all__ = ("FrameLike", "HostFrame")
+__all__ = ("Colorspace", "FrameLike", "Gamma", "HostFrame", "Matrix")
 
 HostArray = npt.NDArray[Any]
 
@@ -103,6 +103,14 @@ class HostFrame:
         self.colorspace = cast(Colorspace, colorspace)
         self.gamma = cast(Gamma, gamma)
         self.matrix = cast("Matrix | None", matrix)
+
+    @classmethod
+    def rgb(cls, pixels: HostArray) -> HostFrame:
+        """Return a frame of RGB pixels in sRGB, what most image files decode to; shape ``(height, width, 3)``.
+
+        Values are taken as they are: a network of 0 to 1 wants uint8 pixels divided by 255 first.
+        """
+        return cls(data=pixels, channels="RGB", colorspace="sRGB", gamma="sRGB")
 
     @property
     def data(self) -> HostArray:

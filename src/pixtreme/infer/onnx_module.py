@@ -8,6 +8,7 @@ provider, whose own graphs stay off. The CUDA form has not been run on a card ye
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Any, NoReturn
 
@@ -32,10 +33,11 @@ from pixtreme.infer.errors import ClosedError, ContextError, ContractError, refu
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.onnx import open_session
 from pixtreme.infer.runtimes import NativeArray, Runtime
+from pixtreme.infer.streams import BoundInference, StreamContext, _loops
 from pixtreme.infer.streams._scopes import current_stream
 from pixtreme.infer.streams._stream import Stream
 
-__all__ = ("FACTORY", "OnnxArtifact", "OnnxFactory", "OnnxInference")
+__all__ = ("FACTORY", "OnnxArtifact", "OnnxFactory", "OnnxInference", "bind_onnx", "bind_onnx_async")
 
 _DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16"}
 _CHANNELS = {1: ("Y",), 3: ("R", "G", "B"), 4: ("R", "G", "B", "A")}
@@ -64,6 +66,11 @@ class OnnxArtifact:
             _refuse(f"path={self.path!r}", "a path", "pass the path of an .onnx file")
         if self.scale is not None and not is_positive_int(self.scale):
             _refuse(f"scale={self.scale!r}", "None or a positive int (not a bool)", "pass the network's scale")
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the file's tensors, read from its header; what is neither, opening refuses."""
+        return "fp16" if read_header(self.path, runtime=False).input.dtype == "float16" else "fp32"
 
 
 @dataclass(frozen=True)
@@ -303,6 +310,36 @@ class OnnxInference:
 
 FACTORY = OnnxFactory()
 """The factory for plain instances; ``FACTORY.graph_factory()`` opens graph instances."""
+
+
+def bind_onnx(
+    context: StreamContext, path: str | PathLike[str], *, input_hw: tuple[int, int], scale: int | None = None
+) -> BoundInference[FrameLike]:
+    """Open an ``.onnx`` file on a context as a captured graph, at the precision its tensors have.
+
+    Parameters
+    ----------
+    path, input_hw, scale
+        As for `OnnxArtifact` and `StreamContext.bind`.
+
+    Host synchronization
+    --------------------
+    As `StreamContext.bind`: waits for the warm-up.
+    """
+    artifact = OnnxArtifact(path, scale)
+    return context.bind(FACTORY.graph_factory(), artifact, precision=artifact.precision, input_hw=input_hw)
+
+
+async def bind_onnx_async(
+    context: StreamContext, path: str | PathLike[str], *, input_hw: tuple[int, int], scale: int | None = None
+) -> BoundInference[FrameLike]:
+    """Like `bind_onnx`, without blocking the event loop; as `StreamContext.bind_async`.
+
+    Host synchronization
+    --------------------
+    None: it awaits.
+    """
+    return await _loops.open_in_thread(partial(bind_onnx, context, path, input_hw=input_hw, scale=scale))
 
 
 def _described(

@@ -69,6 +69,7 @@ class StreamPool[F: FrameLike](Owner):
         --------------------
         As the factory's ``open``, once a member; not for a thread that runs an event loop.
         """
+        _loops.warn_of_blocking("StreamPool.open()", "`await StreamPool.open_async(...)`")
         if isinstance(devices, str) or not isinstance(devices, Sequence) or not devices:
             refuse_argument("a pool", "devices", devices, "a sequence of at least one device name")
         _refuse_temporal(getattr(factory, "family_contract", None))
@@ -105,11 +106,7 @@ class StreamPool[F: FrameLike](Owner):
         opening = partial(
             cls.open, devices, factory, artifact, precision=precision, input_hw=input_hw, max_in_flight=max_in_flight
         )
-        pool, cancelled = await _loops.in_thread(opening)
-        if cancelled is not None:
-            await pool.aclose()
-            raise cancelled
-        return pool
+        return await _loops.open_in_thread(opening)
 
     @property
     def members(self) -> tuple[BoundInference[F], ...]:

@@ -22,6 +22,7 @@ from pixtreme.infer.runtimes._protocol import Notify as Notify
 from pixtreme.infer.runtimes._protocol import PrivateMemory as PrivateMemory
 from pixtreme.infer.runtimes._protocol import Runtime as Runtime
 from pixtreme.infer.runtimes._protocol import StreamKey as StreamKey
+from pixtreme.infer.runtimes._protocol import StreamLike as StreamLike
 from pixtreme.infer.runtimes._protocol import StreamVerbs as StreamVerbs
 
 __all__ = (
@@ -38,6 +39,7 @@ __all__ = (
     "PrivateMemory",
     "Runtime",
     "StreamKey",
+    "StreamLike",
     "StreamVerbs",
     "available_devices",
     "current_runtime",

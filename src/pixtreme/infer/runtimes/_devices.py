@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 from pixtreme.infer.errors import ContextError
 from pixtreme.infer.runtimes._protocol import NativeStream, Runtime
 from pixtreme.infer.runtimes.host import RUNTIME as HOST
 
+logger = logging.getLogger("pixtreme.infer")
 DEFAULT_STREAMS = (0, 1, 2)  # null, legacy, per-thread
 
 
@@ -23,7 +28,11 @@ def available_devices() -> tuple[str, ...]:
     --------------------
     None; nothing is initialised on a device.
     """
-    return (*(f"cuda:{ordinal}" for ordinal in range(_cuda().device_count())), "cpu")
+    try:
+        count = _cuda().device_count()
+    except ImportError:  # no CuPy
+        count = 0
+    return (*(f"cuda:{ordinal}" for ordinal in range(count)), "cpu")
 
 
 def runtime_for(device: str | int) -> Runtime:
@@ -38,16 +47,38 @@ def runtime_for(device: str | int) -> Runtime:
     available = ("cpu",) if name == "cpu" else available_devices()
     if name == "auto":
         name = available[0]
+        if name == "cpu":
+            _say_why_cpu()
     if name == "cpu":
         return HOST
     if name not in available:
         raise ContextError(
             why="the device cannot be used" if name is not None else "the device name is not known",
             what=f"received device={device!r}; available here are {available!r} "
-            "(accepted forms: 'auto', 'cpu', 'cuda', 'cuda:N', N)",
+            "(accepted forms: 'auto', 'cpu', 'cuda', 'cuda:N', N)"
+            + (f"; CUDA cannot be used: {why_no_cuda()}" if name is not None and available == ("cpu",) else ""),
             how="open an available device, or 'auto' for the best of them",
         )
     return _runtime(name)
+
+
+def why_no_cuda() -> str:
+    """Return why no CUDA device can be used, and the remedy."""
+    try:
+        reason: str = _cuda().why_unusable()
+    except ImportError as error:
+        reason = f"CuPy cannot be imported ({error}); install the CuPy distribution of your CUDA version"
+    found = sorted(
+        one.name for one in metadata.distributions() if one.name and re.fullmatch(r"cupy(-cuda.*|-rocm.*)?", one.name)
+    )
+    if len(found) > 1:
+        reason += f"; CuPy is installed more than once, as {found}: uninstall all of them and install one"
+    return reason
+
+
+@cache
+def _say_why_cpu() -> None:
+    logger.info("'auto' opens the CPU: %s", why_no_cuda())
 
 
 def pci_bus_id(device: str | int) -> str:

@@ -27,6 +27,21 @@ NativeGraph: TypeAlias = Any
 NativeArray: TypeAlias = Any
 
 
+class CudaStreamLike(Protocol):
+    """A stream of CuPy 14, cuda.core, numba-cuda or PyTorch."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class HostStreamLike(Protocol):
+    """A stream of the host runtime."""
+
+    def enqueue(self, task: Callable[..., object], /, *args: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+StreamLike: TypeAlias = CudaStreamLike | HostStreamLike
+
 Notify = Callable[[BaseException | None], object]
 
 NOT_PERMITTED = 800

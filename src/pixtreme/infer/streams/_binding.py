@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -228,10 +229,11 @@ class BoundInference[F: FrameLike]:
         elif not is_positive_int(ahead):
             refuse_argument(self, "ahead", ahead, "None or a positive int")
         under_way: deque[EventHandle[Any]] = deque()
-        async for frame in iterated(source):
-            if len(under_way) >= ahead:
-                yield await under_way.popleft()
-            under_way.append(await self._begin(frame, host, "current", params))
+        async with aclosing(iterated(source)) as frames:
+            async for frame in frames:
+                if len(under_way) >= ahead:
+                    yield await under_way.popleft()
+                under_way.append(await self._begin(frame, host, "current", params))
         while under_way:
             yield await under_way.popleft()
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, overload
 from pixtreme.infer.contracts import Precision, StatelessInferenceFactory, TemporalInferenceFactory
 from pixtreme.infer.errors import ContextError, refuse_pickle
 from pixtreme.infer.frames import FrameLike
-from pixtreme.infer.runtimes import NativeStream, Runtime, native_stream, runtime_for
+from pixtreme.infer.runtimes import NativeStream, Runtime, StreamLike, native_stream, runtime_for
 from pixtreme.infer.streams import _loops, _scopes
 from pixtreme.infer.streams._binding import BoundInference, Opened
 from pixtreme.infer.streams._completion import HostEpilogue
@@ -99,7 +99,7 @@ class StreamContext(Storage):
     @classmethod
     def adopt(
         cls,
-        stream: NativeStream,
+        stream: StreamLike,
         *,
         name: str | None = None,
         timing: bool = False,
@@ -496,11 +496,7 @@ class StreamContext(Storage):
         As `bind`.
         """
         bind = partial(self.bind, factory, artifact, precision=precision, input_hw=input_hw)
-        bound, cancelled = await _loops.in_thread(bind)
-        if cancelled is not None:
-            await bound.aclose()
-            raise cancelled
-        return bound
+        return await _loops.open_in_thread(bind)
 
     @overload
     def record(self, *, keep_alive: Iterable[object] = ()) -> EventHandle[None]: ...

@@ -83,24 +83,24 @@ def warn_of_blocking(call: str, instead: str) -> None:
         )
 
 
-async def in_thread[T](call: Callable[[], T]) -> tuple[T, BaseException | None]:
-    """Call something in a thread of its own and wait for it in any case.
+class Opened(Protocol):
+    """What can be closed again."""
 
-    Returns
-    -------
-    tuple
-        The result, and the cancellation that came meanwhile, for the caller to raise once the result is put away.
-    """
+    async def aclose(self) -> None: ...
+
+
+async def open_in_thread[T: Opened](call: Callable[[], T]) -> T:
+    """Open something in a thread of its own. A cancellation takes effect once it is open, and closes it again."""
     loop = current()
-    outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
+    outcome: list[T | BaseException] = []
     ended = threading.Lock()
     waiters: list[Notify] = []
 
     def work() -> None:
         try:
-            outcome.append((call(), None))
+            outcome.append(call())
         except BaseException as error:
-            outcome.append((None, error))
+            outcome.append(error)
         with ended:
             woken, waiters[:] = list(waiters), ()
         for notify in woken:
@@ -118,10 +118,17 @@ async def in_thread[T](call: Callable[[], T]) -> tuple[T, BaseException | None]:
                 await (loop.checkpoint() if outcome else waiter.wait())
         except loop.CANCELLED as error:
             cancelled = error
-    value, failure = outcome[0]
-    if failure is not None:
-        raise failure
-    return value, cancelled  # type: ignore[return-value]  # there is a value where there is no failure
+    try:
+        await loop.checkpoint()  # the shield held back a scope's cancellation
+    except loop.CANCELLED as error:
+        cancelled = error
+    opened = outcome[0]
+    if isinstance(opened, BaseException):
+        raise opened
+    if cancelled is not None:
+        await opened.aclose()
+        raise cancelled
+    return opened
 
 
 def _debugs() -> bool:

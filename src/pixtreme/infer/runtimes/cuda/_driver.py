@@ -22,6 +22,11 @@ def _driver() -> Any:
     return None
 
 
+def is_installed() -> bool:
+    """Tell whether the driver library can be opened."""
+    return _driver() is not None
+
+
 def relax_this_thread() -> None:
     """Let this thread make calls that would invalidate other threads' captures in global mode (S24). Best effort."""
     _exchange(_RELAXED)

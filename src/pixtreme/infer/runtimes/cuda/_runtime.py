@@ -8,6 +8,7 @@ here touches a device before a context is opened on one. Device status is always
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from pixtreme.infer.runtimes.cuda._completion_thread import CompletionThread, Ou
 __all__ = ("CudaRuntime", "device_count", "runtime_of")
 
 _NOT_READY = 600
+_NO_DEVICE = 100
+_OLD_DRIVER = 35
 # Some other thread captures in global mode, or did when the call was made: no fault, ask again (S24).
 _CAPTURE_IN_PROGRESS = (900, 901, 906)
 _RETRY_S = 0.001
@@ -51,6 +54,31 @@ def device_count() -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except CUDARuntimeError:
         return 0
+
+
+def why_unusable() -> str:
+    """Return why there is no usable device, and the remedy."""
+    try:
+        if cupy.cuda.runtime.getDeviceCount():
+            return "nothing is wrong"
+        status = _NO_DEVICE
+        text = "cudaErrorNoDevice"
+    except CUDARuntimeError as error:
+        status, text = error.status, str(error)
+    if not _driver.is_installed():
+        return "no NVIDIA driver is installed (libcuda cannot be loaded); install it, or pass the GPU to the container"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if status == _NO_DEVICE and visible is not None:
+        return f"no device is visible with CUDA_VISIBLE_DEVICES={visible!r}; unset it, or name a device of this machine"
+    if status == _NO_DEVICE:
+        return f"the driver finds no device ({text}); look at nvidia-smi"
+    if status == _OLD_DRIVER:
+        version = cupy.cuda.runtime.runtimeGetVersion()
+        return (
+            f"the driver is too old for CUDA {version // 1000}.{version % 1000 // 10}, which CuPy {cupy.__version__} "
+            "is built for; update the driver, or install the CuPy of an older CUDA"
+        )
+    return f"{text}; look at nvidia-smi"
 
 
 def pci_bus_id(ordinal: int) -> str:
