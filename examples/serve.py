@@ -10,6 +10,7 @@ closes the streams. The body is PNG or JPEG; decoding, blending and encoding run
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import tempfile
 from collections.abc import AsyncIterator
@@ -31,9 +32,7 @@ from starlette.routing import Route
 from tiles import Grid, Pixels
 
 from pixtreme.infer.aio import StreamPool
-from pixtreme.infer.frames import HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
-from pixtreme.infer.streams import wait_all
 
 LARGEST_BODY = 4 << 20  # bytes
 LARGEST_IMAGE = 512 * 512  # pixels
@@ -64,7 +63,7 @@ class Service:
                 tiles = await run_sync(decode, bytes(body), self.tile, limiter=self.threads)
             except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
                 return Response(f"not an image to upscale: {error}\n", status_code=400)
-            results = await wait_all([await self.pool.submit_async(frame) for frame in tiles.frames])
+            results = await asyncio.gather(*(self.pool.run(piece, host=True) for piece in tiles.pieces))
             png = await run_sync(encode, tiles, [result.data for result in results], limiter=self.threads)
             return Response(png, media_type="image/png")
         finally:
@@ -77,10 +76,10 @@ class Service:
 
 @dataclass(frozen=True)
 class Tiles:
-    """An image cut into frames of one size, and what of the result is the image."""
+    """An image cut into pieces of one size, and what of the result is the image."""
 
     grid: Grid
-    frames: list[HostFrame]
+    pieces: list[Pixels]
     crop: tuple[slice, slice]
 
 
@@ -93,8 +92,7 @@ def decode(body: bytes, tile: int) -> Tiles:
     height, width = image.shape[:2]
     padded = np.pad(image, [(0, max(tile - height, 0)), (0, max(tile - width, 0)), (0, 0)], mode="edge")
     grid = Grid.over(padded.shape[:2], tile=tile, margin=realesr.RADIUS)
-    frames = [HostFrame(data=piece, channels="RGB", colorspace="sRGB", gamma="sRGB") for piece in grid.cut(padded)]
-    return Tiles(grid, frames, (slice(height * realesr.SCALE), slice(width * realesr.SCALE)))
+    return Tiles(grid, list(grid.cut(padded)), (slice(height * realesr.SCALE), slice(width * realesr.SCALE)))
 
 
 def encode(tiles: Tiles, results: list[Pixels]) -> bytes:

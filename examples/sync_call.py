@@ -9,18 +9,15 @@ import numpy as np
 import realesr
 from sklearn.datasets import load_sample_image
 
-from pixtreme.infer.frames import HostFrame
-from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
-from pixtreme.infer.streams import StreamContext
+from pixtreme.infer import HostFrame, StreamContext, bind_onnx
 
 
-def main() -> None:
-    pixels = load_sample_image("flower.jpg")[100:196, 250:378].astype(np.float32) / 255
-    frame = HostFrame(data=pixels, channels="RGB", colorspace="sRGB", gamma="sRGB")
-    with tempfile.TemporaryDirectory() as folder, StreamContext.open("cpu") as context:
-        artifact = OnnxArtifact(realesr.write_onnx(Path(folder) / "realesr.onnx"))
-        upscale = context.bind(FACTORY, artifact, precision="fp32", input_hw=pixels.shape[:2])
-        result = upscale(frame).result()
+def main(device: str = "auto") -> None:
+    frame = HostFrame.rgb(load_sample_image("flower.jpg")[100:196, 250:378].astype(np.float32) / 255)
+    with tempfile.TemporaryDirectory() as folder, StreamContext.open(device) as context:
+        network = realesr.write_onnx(Path(folder) / "realesr.onnx")
+        upscale = bind_onnx(context, network, input_hw=(frame.height, frame.width))
+        result = upscale.run_sync(frame, host=True)
     print(f"{frame!r} became {result!r}")
 
 

@@ -22,7 +22,7 @@ async def fan_out(pool: StreamPool[Any], tiles: list[HostFrame]) -> list[str]:
 
     async def one(index: int) -> None:
         with trio.move_on_after(30):
-            results[index] = repr(await pool.submit(tiles[index]))
+            results[index] = repr(await pool.run(tiles[index], host=True))
 
     async with pool, trio.open_nursery() as nursery:
         for index in range(len(tiles)):
@@ -33,10 +33,10 @@ async def fan_out(pool: StreamPool[Any], tiles: list[HostFrame]) -> list[str]:
 def main() -> None:
     photograph = load_sample_image("flower.jpg").astype(np.float32) / 255
     crops = [photograph[100:164, left : left + 96] for left in range(0, 384, 96)]
-    tiles = [HostFrame(data=crop, channels="RGB", colorspace="sRGB", gamma="sRGB") for crop in crops]
+    tiles = [HostFrame.rgb(crop) for crop in crops]
     with tempfile.TemporaryDirectory() as folder:
         artifact = OnnxArtifact(realesr.write_onnx(Path(folder) / "realesr.onnx"))
-        pool = StreamPool.open(["cpu"] * 2, FACTORY, artifact, precision="fp32", input_hw=(64, 96))
+        pool = StreamPool.open(["auto"] * 2, FACTORY, artifact, precision="fp32", input_hw=(64, 96))
         print(*trio.run(fan_out, pool, tiles), sep="\n")
 
 

@@ -21,10 +21,7 @@ from rich.progress import Progress
 from sklearn.datasets import load_sample_image
 from tiles import Grid, Pixels
 
-from pixtreme.infer.errors import InferError
-from pixtreme.infer.frames import FrameLike, HostFrame
-from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
-from pixtreme.infer.streams import BoundInference, StreamContext
+from pixtreme.infer import BoundInference, FrameLike, InferError, StreamContext, bind_onnx_async
 
 
 def load(path: Path | None) -> Pixels:
@@ -40,7 +37,7 @@ def save(image: Pixels, path: Path) -> None:
 
 
 async def upscale(
-    image: Pixels, artifact: OnnxArtifact, grid: Grid, *, device: str, streams: int, progress: Progress
+    image: Pixels, artifact: Path, grid: Grid, *, device: str, streams: int, progress: Progress
 ) -> tuple[Pixels, float]:
     """Upscale on ``streams`` contexts; return the image and the seconds spent, opening the sessions not included."""
     tiles = list(grid.cut(image))
@@ -50,15 +47,14 @@ async def upscale(
 
     async def serve(network: BoundInference[FrameLike]) -> None:
         for index in todo:
-            frame = HostFrame(data=tiles[index], channels="RGB", colorspace="sRGB", gamma="sRGB")
-            results[index] = (await network(frame)).data
+            results[index] = (await network.run(tiles[index], host=True)).data
             progress.advance(bar)
 
     async with AsyncExitStack() as stack:
         networks = []
         for number in range(streams):
             context = await stack.enter_async_context(StreamContext.open(device, name=f"upscale {number}"))
-            networks.append(context.bind(FACTORY.graph_factory(), artifact, precision="fp32", input_hw=grid.tile_hw))
+            networks.append(await bind_onnx_async(context, artifact, input_hw=grid.tile_hw))
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for network in networks:
@@ -74,7 +70,7 @@ async def run(options: argparse.Namespace) -> None:
     print(f"{image.shape[1]}x{image.shape[0]} pixels, {count} tiles of {grid.tile_hw[1]}x{grid.tile_hw[0]}")
     seconds = {}
     with tempfile.TemporaryDirectory() as folder, Progress() as progress:
-        artifact = OnnxArtifact(realesr.write_onnx(Path(folder) / "realesr.onnx"))
+        artifact = realesr.write_onnx(Path(folder) / "realesr.onnx")
         for streams in sorted({1, options.streams}):
             result, seconds[streams] = await upscale(
                 image, artifact, grid, device=options.device, streams=streams, progress=progress

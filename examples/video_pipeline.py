@@ -24,11 +24,7 @@ import realesr
 from rich.progress import Progress
 from sklearn.datasets import load_sample_image
 
-from pixtreme.infer import staging
-from pixtreme.infer.aio import Pipeline, Stage
-from pixtreme.infer.errors import InferError
-from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
-from pixtreme.infer.streams import StreamContext
+from pixtreme.infer import InferError, Pipeline, Stage, StreamContext, bind_onnx_async, staging
 
 RATE = 24
 
@@ -98,7 +94,7 @@ async def watch_the_loop(figures: Figures) -> None:
 
 
 async def upscale(
-    source: Path, target: Path, artifact: OnnxArtifact, *, device: str, depth: int, progress: Progress
+    source: Path, target: Path, artifact: Path, *, device: str, depth: int, progress: Progress
 ) -> Figures:
     """Upscale ``source`` into ``target``."""
     height, width = next(decode(source)).shape[:2]
@@ -110,7 +106,7 @@ async def upscale(
         copy_in, compute, copy_out = [
             await enter(StreamContext.open(device, name=name)) for name in ("copy in", "compute", "copy out")
         ]
-        network = compute.bind(FACTORY.graph_factory(), artifact, precision="fp32", input_hw=(height, width))
+        network = await bind_onnx_async(compute, artifact, input_hw=(height, width))
         stack.callback(encoder.close)
         watcher = asyncio.create_task(watch_the_loop(figures))
         stack.callback(watcher.cancel)
@@ -145,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         if video is None:
             video = Path(folder) / "pan.mp4"
             write(video, pan(options.frames, tuple(options.size)))
-        artifact = OnnxArtifact(realesr.write_onnx(Path(folder) / "realesr.onnx"))
+        artifact = realesr.write_onnx(Path(folder) / "realesr.onnx")
         job = upscale(video, options.output, artifact, device=options.device, depth=options.depth, progress=progress)
         try:
             figures = asyncio.run(job)

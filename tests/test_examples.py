@@ -27,8 +27,6 @@ from PIL import Image
 from rich.progress import Progress
 from tiles import Grid
 
-from pixtreme.infer.onnx_module import OnnxArtifact
-
 
 @pytest.mark.network
 @pytest.mark.parametrize("streams", [1, 2, 3])
@@ -39,7 +37,7 @@ def test_tiles_on_streams_equal_one_run(network: Path, streams: int) -> None:
     assert len(grid.corners) >= 6
     with Progress(disable=True) as progress:
         result, _ = asyncio.run(
-            upscale_photo.upscale(image, OnnxArtifact(network), grid, device="cpu", streams=streams, progress=progress)
+            upscale_photo.upscale(image, network, grid, device="cpu", streams=streams, progress=progress)
         )
     session = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, {"input": image[None]})

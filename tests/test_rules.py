@@ -218,12 +218,7 @@ def test_readme_code_runs(network: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     image = np.random.default_rng(0).random((64, 96, 3), np.float32)
 
-    def enqueue_copy(pixels: Any) -> Any:
-        result = np.empty_like(pixels)
-        streams.StreamContext.current().stream.enqueue(np.copyto, result, pixels)
-        return result
-
-    names: dict[str, Any] = {"pixels": image, "image": image, "blur": enqueue_copy, "sharpen": enqueue_copy}
+    names: dict[str, Any] = {"pixels": image, "blur": _copy, "sharpen": _copy}
     blocks = _blocks("python")
     assert len(blocks) == 4
     for block in blocks:
@@ -232,18 +227,20 @@ def test_readme_code_runs(network: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert names["result"].shape == (256, 384, 3)
 
     async def consume() -> list[tuple[int, ...]]:
-        return [result.shape async for result in names["serve"]([names["frame"]] * 3)]
+        return [result.shape async for result in names["serve"]([image] * 3)]
 
     assert asyncio.run(consume()) == [(256, 384, 3)] * 3
 
     async def upscale_video() -> list[tuple[int, ...]]:
         async with streams.StreamContext.open("cpu") as context:
-            network = context.bind(
-                onnx_module.FACTORY, onnx_module.OnnxArtifact("network.onnx"), precision="fp32", input_hw=(64, 96)
-            )
+            network = await onnx_module.bind_onnx_async(context, "network.onnx", input_hw=(64, 96))
             return [pixels.shape async for pixels in names["upscale_video"]([image] * 3, network)]
 
     assert asyncio.run(upscale_video()) == [(256, 384, 3)] * 3
+
+
+def _copy(image: Any, *, out: Any) -> None:
+    out[...] = image
 
 
 def test_readme_commands() -> None:

@@ -308,7 +308,7 @@ class Owner:
         self._flow: Flow | None = None
         self._run: weakref.ref[Run[Any]] | None = None  # a run that was dropped no longer runs
 
-    def _begin(self, hops: Sequence[Hop], source: Source, *, depth: int, blocking_source: bool) -> Run[Any]:
+    def _run_of(self, hops: Sequence[Hop], source: Source, *, depth: int, blocking_source: bool) -> Run[Any]:
         """Return a run of ``source``; nothing is read before it is iterated."""
         check_source(source, blocking=blocking_source)
         if not self._entered:

@@ -126,7 +126,7 @@ class Pipeline(Owner):
         --------
         An item and its intermediate results live until the work that uses them is complete.
         """
-        return self._begin(_hops(self._stages), source, depth=self._depth, blocking_source=blocking_source)
+        return self._run_of(_hops(self._stages), source, depth=self._depth, blocking_source=blocking_source)
 
     async def __aenter__(self) -> Self:
         await self._enter()

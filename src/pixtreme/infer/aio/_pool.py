@@ -12,9 +12,11 @@ from pixtreme.infer.aio._flow import Item, Owner, Run, Source
 from pixtreme.infer.contracts import StatelessInferenceFactory
 from pixtreme.infer.declarations import Precision, TemporalFamilyContract, TemporalOpenContract
 from pixtreme.infer.errors import ClosedError, ContractError, StreamFault, refuse_argument
-from pixtreme.infer.frames import FrameLike
+from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext, _loops
+from pixtreme.infer.streams._copies import Lease, Pixels
 from pixtreme.infer.streams._planning import After
+from pixtreme.infer.streams._request import Request, nothing
 from pixtreme.infer.streams._semaphore import take_first, take_first_blocking
 
 _UNBOUNDED_AHEAD = 2  # how far map() goes on a member without a bound: one that runs and one that waits
@@ -123,7 +125,7 @@ class StreamPool[F: FrameLike](Owner):
         """How many handles of all members are pending."""
         return sum(member.context.in_flight for member in self._members)
 
-    def submit(self, frame: F | EventHandle[F], /, **params: Any) -> EventHandle[F]:
+    def submit(self, frame: F | HostFrame | Pixels | EventHandle[F], /, **params: Any) -> EventHandle[F]:
         """Enqueue one request on the member with the fewest in flight.
 
         Raises
@@ -157,7 +159,9 @@ class StreamPool[F: FrameLike](Owner):
                 if not member.context.faulted:
                     raise  # the frame's own fault
 
-    def submit_sync(self, frame: F | EventHandle[F], /, *, after: After = "current", **params: Any) -> EventHandle[F]:
+    def submit_sync(
+        self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
+    ) -> EventHandle[F]:
         """Like `submit`, but where every member is at its bound wait, on the host, for the first that is not.
 
         Stream order
@@ -184,7 +188,7 @@ class StreamPool[F: FrameLike](Owner):
                     raise  # the frame's own fault
 
     async def submit_async(
-        self, frame: F | EventHandle[F], /, *, after: After = "current", **params: Any
+        self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
     ) -> EventHandle[F]:
         """Like `submit`, but where every member is at its bound wait, without blocking, for the first that is not.
 
@@ -200,21 +204,38 @@ class StreamPool[F: FrameLike](Owner):
         --------------------
         None.
         """
-        while True:
-            members = self._idlest_first()
-            try:
-                return await _submit_to_first_free(members, frame, after, params)
-            except (StreamFault, ClosedError):
-                if all(_takes_requests(member) for member in members):
-                    raise  # the frame's own fault
+        return await self._begin(frame, False, after, params)
 
-    def map(self, source: Source, /, *, blocking_source: bool = False, **params: Any) -> Run[F]:
+    async def run(
+        self,
+        frame: F | HostFrame | Pixels | EventHandle[F],
+        /,
+        *,
+        host: bool = False,
+        after: After = "current",
+        **params: Any,
+    ) -> Any:
+        """Send one request to the first member that is free and return its result; as `BoundInference.run`.
+
+        Stream order
+        ------------
+        As `submit`.
+
+        Host synchronization
+        --------------------
+        None: it awaits. Cancelling it abandons the wait, not the work.
+        """
+        return await (await self._begin(frame, host, after, params))
+
+    def map(self, source: Source, /, *, blocking_source: bool = False, host: bool = False, **params: Any) -> Run[Any]:
         """Send every frame of a source through the pool; iterate what this returns for the results, in source order.
 
         Parameters
         ----------
         source, blocking_source
             As for `Pipeline.run`.
+        host
+            Bring the results to the host, on every device.
         **params
             Passed with every request.
 
@@ -238,7 +259,8 @@ class StreamPool[F: FrameLike](Owner):
         None.
         """
         depth = sum(member.context.max_in_flight or _UNBOUNDED_AHEAD for member in self._members)
-        return self._begin([partial(self._submit_item, params)], source, depth=depth, blocking_source=blocking_source)
+        hop = partial(self._submit_item, host, params)
+        return self._run_of([hop], source, depth=depth, blocking_source=blocking_source)
 
     def close(self) -> None:
         """Close every context. Idempotent; the first error is raised at the end.
@@ -290,10 +312,36 @@ class StreamPool[F: FrameLike](Owner):
     def __repr__(self) -> str:
         return f"<StreamPool of {len(self.live)} live members of {len(self._members)}, {self.in_flight} in flight>"
 
-    async def _submit_item(self, params: dict[str, Any], item: Item) -> None:
+    async def _submit_item(self, host: bool, params: dict[str, Any], item: Item) -> None:
         item.stage = repr(self)
-        handle = await self.submit_async(item.value, **params)
+        handle = await self._begin(item.value, host, "current", params)
         item.submitted(handle.context.name, handle)
+
+    async def _begin(self, frame: Any, host: bool, after: After, params: dict[str, Any]) -> EventHandle[Any]:
+        """Submit to the first member that is free; where members need a staging buffer, wait for that before."""
+        while True:
+            members = self._idlest_first()
+            pinned = {member: member.context.pin(after) for member in members}  # other tasks' scopes run meanwhile
+            needed = [member.pool_for(frame, host) for member in members]
+            pools = list(dict.fromkeys(pool for pool in needed if pool is not None))
+            lease: Lease | None = None
+            if pools and None not in needed:
+                chosen = pools[await take_first([pool.slots for pool in pools], nothing)]
+                lease = Lease(chosen)
+                members = [member for member, pool in zip(members, needed, strict=True) if pool is chosen]
+            try:
+                contexts = [member.context for member in members]
+                slots = [context.slots for context in contexts]
+                taken = await take_first(slots, partial(_ensure_reporting, contexts))
+                request = Request(members[taken], host=host)
+                request.lease = lease
+                return contexts[taken].submit_promised(request, (frame,), params, pinned[members[taken]])
+            except (StreamFault, ClosedError):
+                if all(_takes_requests(member) for member in members):
+                    raise  # the frame's own fault
+            finally:
+                if lease is not None and not lease.taken:
+                    lease.release()
 
     def _idlest_first(self) -> list[BoundInference[F]]:
         """Return the live members, the one with the fewest in flight first; they take turns where several have."""
@@ -313,16 +361,6 @@ class StreamPool[F: FrameLike](Owner):
             what=f"{self!r} was used after it was closed",
             how="open a new pool",
         )
-
-
-async def _submit_to_first_free[F: FrameLike](
-    members: Sequence[BoundInference[F]], frame: F | EventHandle[F], after: After, params: dict[str, Any]
-) -> EventHandle[F]:
-    """Submit to the first member whose context has a slot."""
-    contexts = [member.context for member in members]
-    pinned = [context.pin(after) for context in contexts]  # other tasks, and their scopes, run while this one waits
-    taken = await take_first([context.slots for context in contexts], partial(_ensure_reporting, contexts))
-    return contexts[taken].submit_promised(members[taken], (frame,), params, pinned[taken])
 
 
 def _ensure_reporting(contexts: Sequence[StreamContext]) -> None:

@@ -179,7 +179,7 @@ class BoundInference[F: FrameLike]:
         _loops.refuse_to_block("run_sync()", "`await bound.run(...)`")
         self._check_open()
         request = Request(self, host=host)
-        pool = self._pool_for(frame, host)
+        pool = self.pool_for(frame, host)
         if pool is None:
             return self._context.submit_sync(request, frame, after=after, **params).result()
         pool.slots.take_blocking(nothing)
@@ -277,6 +277,19 @@ class BoundInference[F: FrameLike]:
         self._check_open()
         return self._context.submit_sync(self, frame, after=after, **params)
 
+    def pool_for(self, frame: object, host: bool) -> StagingPool | None:
+        """Return the pool whose buffer a request takes; None where it needs none. For this library's own modules.
+
+        Host synchronization
+        --------------------
+        None.
+        """
+        if not isinstance(host, bool):
+            refuse_argument(self, "host", host, "True or False")
+        runtime = self._context.core_stream.runtime
+        needed = runtime.needs_staging and (host or isinstance(frame, HostFrame | np.ndarray))
+        return pool_of(runtime) if needed else None
+
     def call_on(self, context: object, args: tuple[Any, ...]) -> Callable[..., Any]:
         """Return what a submission to ``context`` calls with ``args``: the module, or a `Request` for host pixels.
 
@@ -369,7 +382,7 @@ class BoundInference[F: FrameLike]:
         """Submit one request once a slot, and where one is needed a staging buffer, is free."""
         self._check_open()
         request = Request(self, host=host)
-        pool = self._pool_for(frame, host)
+        pool = self.pool_for(frame, host)
         if pool is None:
             return await self._context.submit_async(request, frame, after=after, **params)
         after = self._context.pin(after)  # other tasks, and their scopes, run while this one waits
@@ -380,14 +393,6 @@ class BoundInference[F: FrameLike]:
         finally:
             if not request.lease.taken:
                 request.lease.release()
-
-    def _pool_for(self, frame: object, host: bool) -> StagingPool | None:
-        """Return the pool a request takes a buffer from; None where it needs none."""
-        if not isinstance(host, bool):
-            refuse_argument(self, "host", host, "True or False")
-        runtime = self._context.core_stream.runtime
-        needed = runtime.needs_staging and (host or isinstance(frame, HostFrame | np.ndarray))
-        return pool_of(runtime) if needed else None
 
     def _check_open(self) -> None:
         if self._opened.closed:
