@@ -125,7 +125,7 @@ class Video:
             forgetting = asyncio.create_task(forget_the_opening())
             with Progress(disable=True) as progress:
                 figures = await video_pipeline.upscale(
-                    self.source, self.target, self.artifact, device="cpu", depth=4, progress=progress
+                    self.source, self.target, self.artifact.path, device="cpu", depth=4, progress=progress
                 )
             await forgetting
             return figures.seconds
