@@ -19,10 +19,16 @@ def with_items[A](value: A, change: Callable[[Any], Any]) -> A:
     kind: Any = type(value)
     container: Any = value
     if kind is dict:
-        changed = {key: change(item) for key, item in container.items()}
-        return value if all(changed[key] is item for key, item in container.items()) else changed  # type: ignore[return-value]
-    items = [change(item) for item in container]
-    if all(item is old for item, old in zip(items, container, strict=True)):
+        made_anew: Any = {key: change(item) for key, item in container.items()}
+        return value if all(made_anew[key] is item for key, item in container.items()) else made_anew
+    items: list[Any] | None = None  # nothing is made while nothing changes: this is on the way of every request
+    for index, item in enumerate(container):
+        changed = change(item)
+        if items is None and changed is not item:
+            items = list(container[:index])
+        if items is not None:
+            items.append(changed)
+    if items is None:
         return value
     made: A = kind(*items) if hasattr(value, "_fields") else kind(items)
     return made

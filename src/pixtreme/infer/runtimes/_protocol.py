@@ -235,7 +235,7 @@ class ArrayVerbs(Protocol):
         """The array module of the device: ``numpy`` or ``cupy``."""
         ...
 
-    def guarded(self, value: Any, event: NativeEvent, label: str) -> Any:
+    def guarded(self, value: Any, event: NativeEvent, label: object) -> Any:
         """Return a value that work recorded by ``event`` fills, as a caller's function may see it before it is over.
 
         Where functions read at once, every way to the pixels raises until then; where they enqueue, the value itself.

@@ -138,6 +138,9 @@ class Completion:
             return HandleStatus.PENDING
         return HandleStatus.COMPLETE if self.fault is None else HandleStatus.FAULTED
 
+    def __str__(self) -> str:
+        return f"{self.label} on {self.stream.place}"
+
     def finish(self, cause: BaseException | None) -> None:
         """Record the outcome, once: the runtime's report."""
         if self._epilogue is not None:

@@ -362,8 +362,7 @@ class EventHandle[T]:
         completion = self._completion
         if completion.captured or completion.event is None:
             return self.unordered_value
-        label = f"{completion.label} on {completion.stream.place}"
-        value: T = completion.stream.runtime.guarded(self.unordered_value, completion.event, label)
+        value: T = completion.stream.runtime.guarded(self.unordered_value, completion.event, completion)
         return value
 
     def _outcome(self) -> T:

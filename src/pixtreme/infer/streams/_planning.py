@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -94,9 +95,9 @@ def named_by(after: After, stream: Stream) -> list[Any]:
     """Return the dependencies that ``after`` names for work on ``stream``; ``"current"`` is this thread's stream."""
     if after is None:
         return []
-    if isinstance(after, Iterable) and not (isinstance(after, str | bytes | Mapping) or hasattr(after, "__dlpack__")):
-        return list(after)
     if not isinstance(after, str) or after != "current":
+        if _names_dependencies(after):
+            return list(after)
         raise ContractError(
             why="after names what the work waits for",
             what=f"received after={after!r}; accepted are 'current', None and a list of dependencies",
@@ -113,6 +114,12 @@ def named_by(after: After, stream: Stream) -> list[Any]:
     return [caller]
 
 
+def _names_dependencies(after: object) -> bool:
+    if isinstance(after, str | bytes | Mapping) or hasattr(after, "__dlpack__"):
+        return False
+    return isinstance(after, Iterable)
+
+
 def replace_handles[A](value: A, found: list[EventHandle[Any]], *, later: bool = False) -> A:
     """Return ``value`` with every handle in it replaced by the handle's value, and add those handles to ``found``.
 
@@ -124,16 +131,19 @@ def replace_handles[A](value: A, found: list[EventHandle[Any]], *, later: bool =
     ContractError
         A handle stands in another container, a set or a dataclass say, which cannot be made again with the value.
     """
-    if isinstance(value, EventHandle):
-        found.append(value)
-        swapped: Any = value.value_in_order if later else value.value_here
-        return swapped  # type: ignore[no-any-return]
-    if is_looked_into(value):
-        if isinstance(value, dict) and any(isinstance(key, EventHandle) for key in value):
-            _refuse_hidden(value)
-        return with_items(value, partial(replace_handles, found=found, later=later))
-    if _may_hide(type(value)):  # type: ignore[arg-type]  # mypy: a type parameter of ours counts as unhashable
-        _refuse_hidden(value)
+    match _place_of(type(value)):  # type: ignore[arg-type]  # mypy: a type parameter counts as unhashable
+        case _Place.ELSEWHERE:
+            return value
+        case _Place.HERE:
+            assert isinstance(value, EventHandle)
+            found.append(value)
+            swapped: Any = value.value_in_order if later else value.value_here
+            return swapped  # type: ignore[no-any-return]
+        case _Place.INSIDE:
+            if isinstance(value, dict) and any(isinstance(key, EventHandle) for key in value):
+                _refuse_hidden(value)
+            return with_items(value, partial(replace_handles, found=found, later=later))
+    _refuse_hidden(value)
     return value
 
 
@@ -145,10 +155,23 @@ def resolved[A](value: A) -> A:
     return with_items(value, resolved) if is_looked_into(value) else value
 
 
+class _Place(Enum):
+    """Where a handle may be in values of a class."""
+
+    ELSEWHERE = "elsewhere"
+    HERE = "here"  #: the value is one
+    INSIDE = "inside"  #: in a container that is looked into
+    HIDDEN = "hidden"  #: in one that is not
+
+
 @lru_cache(maxsize=1024)  # it is asked for every argument of every request
-def _may_hide(kind: type) -> bool:
-    """Tell whether values of a class are containers that are not looked into."""
-    return issubclass(kind, _CONTAINERS) or hasattr(kind, "__dataclass_fields__")
+def _place_of(kind: type) -> _Place:
+    if issubclass(kind, EventHandle):
+        return _Place.HERE
+    if kind in (list, tuple, dict) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return _Place.INSIDE
+    hides = issubclass(kind, _CONTAINERS) or hasattr(kind, "__dataclass_fields__")
+    return _Place.HIDDEN if hides else _Place.ELSEWHERE
 
 
 def _refuse_hidden(value: Any) -> None:

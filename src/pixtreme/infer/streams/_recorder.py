@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from pixtreme.infer.errors import ContextError, ContractError, InferError
@@ -58,19 +59,20 @@ class Recorder:
                 label = _label(fn, "submit")
                 self.stream.refuse_while_capturing(f"submit({label})")
                 handles: list[EventHandle[Any]] = []
-                args, kwargs = replace_handles(args, handles), replace_handles(kwargs, handles)
+                args = replace_handles(args, handles)
+                if kwargs:
+                    kwargs = replace_handles(kwargs, handles)
                 plan = plan_waits(self.stream, [*named_by(after, self.stream), *handles])
                 entry = _scopes.enter(self.stream, owner)
                 try:
                     self.carry_out(plan)
                     try:
-                        value = fn(*args, **kwargs)
-                        if hasattr(value, "__await__") or hasattr(value, "__aiter__"):
+                        value = self.stream.runtime.bare(fn(*args, **kwargs))
+                        if _awaits(value.__class__):
                             _refuse_awaitable(label, value)
                     except BaseException as error:
                         self.mark_failure(label, (fn, args, kwargs, entry.kept), error)
                         raise
-                    value = self.stream.runtime.bare(value)
                     completion = self.publish((fn, args, kwargs, value, entry.kept), label, promised=True)
                 finally:
                     _scopes.leave_entry(entry)
@@ -244,7 +246,7 @@ class _Enqueued:
 
     def __call__(self) -> None:
         value = self._fn(*resolved(self._args), **resolved(self._kwargs))
-        if hasattr(value, "__await__") or hasattr(value, "__aiter__"):
+        if _awaits(value.__class__):
             _refuse_awaitable(self._label, value)
         if isinstance(self.value, Later):
             self.value.become(value)
@@ -259,6 +261,11 @@ def _label(fn: object, verb: str) -> str:
             how=f"pass a function and its arguments: context.{verb}(fn, *args, **kwargs)",
         )
     return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+@lru_cache(maxsize=1024)
+def _awaits(kind: type) -> bool:
+    return hasattr(kind, "__await__") or hasattr(kind, "__aiter__")
 
 
 def _refuse_awaitable(label: str, value: object) -> NoReturn:

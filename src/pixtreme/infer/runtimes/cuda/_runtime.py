@@ -275,7 +275,7 @@ class CudaRuntime:
     needs_staging = True
     xp = cupy
 
-    def guarded(self, value: Any, event: NativeEvent, label: str) -> Any:
+    def guarded(self, value: Any, event: NativeEvent, label: object) -> Any:
         return value
 
     def bare(self, value: Any) -> Any:

@@ -35,11 +35,14 @@ class Guarded:
     """Stands for an array until the work that fills it is over; from then on it does what the array does."""
 
     __slots__ = ("_array", "_label", "_point")
+    _array: HostArray
+    _label: object
+    _point: Point
 
-    def __init__(self, array: HostArray, point: Point, label: str) -> None:
-        self._array = array
-        self._point = point
-        self._label = label
+    def __init__(self, array: HostArray, point: Point, label: object) -> None:
+        _put_array(self, array)
+        _put_point(self, point)
+        _put_label(self, label)
 
     @property
     def __class__(self) -> type:  # what a module checks; C code, which would read, looks at the real type
@@ -77,10 +80,7 @@ class Guarded:
         return getattr(self._array if name in _METADATA else self.read(), name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in Guarded.__slots__:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.read(), name, value)
+        setattr(self.read(), name, value)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -104,6 +104,10 @@ class Guarded:
     __hash__ = None  # type: ignore[assignment]  # as an array
 
 
+# Assignment of attributes is the array's, so a stand-in's own go round it; one is made for each pending argument.
+_put_array, _put_point, _put_label = (vars(Guarded)[name].__set__ for name in ("_array", "_point", "_label"))
+
+
 def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: Guarded, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.read(), name)(*args, **kwargs)
@@ -124,7 +128,7 @@ def _is_guarded(value: object) -> bool:
     return type(value) is Guarded
 
 
-def guarded(value: Any, point: Point, label: str) -> Any:
+def guarded(value: Any, point: Point, label: object) -> Any:
     """Return a pending value with every array and frame in it guarded; what is neither stays itself."""
     if _is_guarded(value):
         return value

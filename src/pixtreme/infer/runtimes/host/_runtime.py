@@ -258,7 +258,7 @@ class HostRuntime:
     def private_memory(self) -> PrivateMemory:
         return _OwnMemory()
 
-    def guarded(self, value: Any, event: HostEvent, label: str) -> Any:
+    def guarded(self, value: Any, event: HostEvent, label: object) -> Any:
         assert isinstance(event.point, Record)  # a capture's work is not pending: it runs when its graph is launched
         return _guard.guarded(value, event.point, label)
 
