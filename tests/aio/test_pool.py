@@ -229,6 +229,33 @@ async def test_a_waiting_request_takes_the_first_free_member(bounded: StreamPool
             assert [member.context.slots.out for member in bounded.members] == [0, 0]
 
 
+async def test_a_member_that_is_closed_while_a_request_waits(bounded: StreamPool[Any]) -> None:
+    """R11: the request goes to the other member, and the slot that the closed one had promised is given back."""
+    async with bounded:
+        gates = Gate(), Gate()
+        full = []
+        for member, gate in zip(bounded.members, gates, strict=True):
+            gate.hold(member.context)
+            full.append(member(frame(1.0)))
+        results: list[Any] = []
+
+        async def ask() -> None:
+            results.append(await bounded.submit_async(frame(5.0)))
+
+        first, second = bounded.members
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            first._close(first._opened)  # its work is held: close() itself would wait for that
+            gates[0].open()
+            await full[0]
+            await anyio.wait_all_tasks_blocked()
+            gates[1].open()
+        assert results[0].context is second.context
+        assert value(await results[0]) == 5.0
+        assert [member.context.slots.out for member in bounded.members] == [0, 0]
+
+
 async def test_a_cancelled_request_leaves_no_queue(bounded: StreamPool[Any], gate: Gate) -> None:
     """R11: it gives back what it was promised on any member."""
     async with bounded:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Self
 
 from pixtreme.infer.runtimes import runtime_for
 from pixtreme.infer.streams import StreamContext
-from pixtreme.infer.streams._copies import Copy, Lease, StagingPool, pool_of
+from pixtreme.infer.streams._copies import Copy, Lease, StagingPool, lease_blocking, lease_waiting, pool_of
 
 
 def pool(device: str | int | StreamContext) -> StagingPool:
@@ -35,7 +36,8 @@ class Reservation:
     def __init__(self, context: StreamContext, copy: Copy, name: str) -> None:
         self.__qualname__ = name  # what messages call the submission
         self._copy = copy
-        self._pool = pool(context) if context.core_stream.runtime.needs_staging else None
+        self._pools = [pool(context)] if context.core_stream.runtime.needs_staging else []
+        self._leaving = ExitStack()
         self._lease: Lease | None = None
 
     def __call__(self, source: Any, /) -> Any:
@@ -57,25 +59,16 @@ class Reservation:
         return self._copy(source, lease)
 
     def __enter__(self) -> Self:
-        if self._pool is not None:
-            self._pool.slots.take_blocking(_nothing)
-            self._lease = Lease(self._pool)
+        self._lease = self._leaving.enter_context(lease_blocking(self._pools))
         return self
 
     async def __aenter__(self) -> Self:
-        if self._pool is not None:
-            await self._pool.slots.take_waiting(_nothing)
-            self._lease = Lease(self._pool)
+        self._lease = self._leaving.enter_context(await lease_waiting(self._pools))
         return self
 
     def __exit__(self, *_: object) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None and not lease.taken:
-            lease.release()
+        self._lease = None
+        self._leaving.close()
 
     async def __aexit__(self, *_: object) -> None:
         self.__exit__()
-
-
-def _nothing() -> None:
-    """Copies under way are reported without being asked for: each made sure of it."""

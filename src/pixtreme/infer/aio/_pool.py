@@ -14,9 +14,9 @@ from pixtreme.infer.declarations import Precision, TemporalFamilyContract, Tempo
 from pixtreme.infer.errors import ClosedError, ContractError, StreamFault, refuse_argument
 from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext, _loops
-from pixtreme.infer.streams._copies import Lease, Pixels
+from pixtreme.infer.streams._copies import Pixels, lease_waiting
 from pixtreme.infer.streams._planning import After
-from pixtreme.infer.streams._request import Request, nothing
+from pixtreme.infer.streams._request import Request
 from pixtreme.infer.streams._semaphore import take_first, take_first_blocking
 
 _UNBOUNDED_AHEAD = 2  # how far map() goes on a member without a bound: one that runs and one that waits
@@ -322,26 +322,22 @@ class StreamPool[F: FrameLike](Owner):
         while True:
             members = self._idlest_first()
             pinned = {member: member.context.pin(after) for member in members}  # other tasks' scopes run meanwhile
-            needed = [member.pool_for(frame, host) for member in members]
-            pools = list(dict.fromkeys(pool for pool in needed if pool is not None))
-            lease: Lease | None = None
-            if pools and None not in needed:
-                chosen = pools[await take_first([pool.slots for pool in pools], nothing)]
-                lease = Lease(chosen)
-                members = [member for member, pool in zip(members, needed, strict=True) if pool is chosen]
-            try:
+            requests = {member: Request(member, host=host) for member in members}  # one may be closed meanwhile
+            needed = [member.pools_for(frame, host) for member in members]
+            pools = list(dict.fromkeys(pool for one in needed for pool in one)) if all(needed) else []
+            with await lease_waiting(pools) as lease:
+                if lease is not None:
+                    members = [one for one, pools in zip(members, needed, strict=True) if lease.owner in pools]
                 contexts = [member.context for member in members]
                 slots = [context.slots for context in contexts]
                 taken = await take_first(slots, partial(_ensure_reporting, contexts))
-                request = Request(members[taken], host=host)
+                request = requests[members[taken]]
                 request.lease = lease
-                return contexts[taken].submit_promised(request, (frame,), params, pinned[members[taken]])
-            except (StreamFault, ClosedError):
-                if all(_takes_requests(member) for member in members):
-                    raise  # the frame's own fault
-            finally:
-                if lease is not None and not lease.taken:
-                    lease.release()
+                try:
+                    return contexts[taken].submit_promised(request, (frame,), params, pinned[members[taken]])
+                except (StreamFault, ClosedError):
+                    if all(_takes_requests(member) for member in members):
+                        raise  # the frame's own fault
 
     def _idlest_first(self) -> list[BoundInference[F]]:
         """Return the live members, the one with the fewest in flight first; they take turns where several have."""

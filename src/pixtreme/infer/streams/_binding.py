@@ -20,10 +20,10 @@ from pixtreme.infer.errors import ClosedError, ContextError, refuse_argument, re
 from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.streams import _loops
 from pixtreme.infer.streams._completion import Completion
-from pixtreme.infer.streams._copies import Lease, Pixels, StagingPool, pool_of
+from pixtreme.infer.streams._copies import Pixels, StagingPool, lease_blocking, lease_waiting, pool_of
 from pixtreme.infer.streams._handle import EventHandle
 from pixtreme.infer.streams._planning import After
-from pixtreme.infer.streams._request import Request, iterated, nothing
+from pixtreme.infer.streams._request import Request, iterated
 
 _AHEAD = 2  # how far map() goes on a context without a bound: one request that runs and one that waits
 
@@ -179,16 +179,8 @@ class BoundInference[F: FrameLike]:
         _loops.refuse_to_block("run_sync()", "`await bound.run(...)`")
         self._check_open()
         request = Request(self, host=host)
-        pool = self.pool_for(frame, host)
-        if pool is None:
-            return self._context.submit_sync(request, frame, after=after, **params).result()
-        pool.slots.take_blocking(nothing)
-        request.lease = Lease(pool)
-        try:
+        with lease_blocking(self.pools_for(frame, host)) as request.lease:
             handle = self._context.submit_sync(request, frame, after=after, **params)
-        finally:
-            if not request.lease.taken:
-                request.lease.release()
         return handle.result()
 
     async def map(
@@ -277,8 +269,8 @@ class BoundInference[F: FrameLike]:
         self._check_open()
         return self._context.submit_sync(self, frame, after=after, **params)
 
-    def pool_for(self, frame: object, host: bool) -> StagingPool | None:
-        """Return the pool whose buffer a request takes; None where it needs none. For this library's own modules.
+    def pools_for(self, frame: object, host: bool) -> list[StagingPool]:
+        """Return the pool whose buffer a request takes; none where it needs none. For this library's own modules.
 
         Host synchronization
         --------------------
@@ -288,7 +280,7 @@ class BoundInference[F: FrameLike]:
             refuse_argument(self, "host", host, "True or False")
         runtime = self._context.core_stream.runtime
         needed = runtime.needs_staging and (host or isinstance(frame, HostFrame | np.ndarray))
-        return pool_of(runtime) if needed else None
+        return [pool_of(runtime)] if needed else []
 
     def call_on(self, context: object, args: tuple[Any, ...]) -> Callable[..., Any]:
         """Return what a submission to ``context`` calls with ``args``: the module, or a `Request` for host pixels.
@@ -382,17 +374,9 @@ class BoundInference[F: FrameLike]:
         """Submit one request once a slot, and where one is needed a staging buffer, is free."""
         self._check_open()
         request = Request(self, host=host)
-        pool = self.pool_for(frame, host)
-        if pool is None:
-            return await self._context.submit_async(request, frame, after=after, **params)
         after = self._context.pin(after)  # other tasks, and their scopes, run while this one waits
-        await pool.slots.take_waiting(nothing)
-        request.lease = Lease(pool)
-        try:
+        with await lease_waiting(self.pools_for(frame, host)) as request.lease:
             return await self._context.submit_async(request, frame, after=after, **params)
-        finally:
-            if not request.lease.taken:
-                request.lease.release()
 
     def _check_open(self) -> None:
         if self._opened.closed:

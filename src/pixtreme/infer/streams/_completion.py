@@ -229,16 +229,8 @@ class Completion:
                 self.discard_waiter(notify)
 
     async def wait_in_any_case(self) -> BaseException | None:
-        """Wait although the task is cancelled: the cancellation is returned, for the caller to raise afterwards."""
-        loop = _loops.current()
-        cancelled: BaseException | None = None
-        while not self.done:
-            try:
-                with loop.shield():
-                    await self
-            except loop.CANCELLED as error:
-                cancelled = error
-        return cancelled
+        """Wait although the task is cancelled: as `_loops.in_any_case`."""
+        return await _loops.in_any_case(lambda: self, lambda: self.done)
 
     def hand_over(self) -> None:
         """Another stream takes the value on, and a fault with it: nobody need ask here."""

@@ -6,10 +6,11 @@ Everything here is called inside a scope of the stream it is given. `staging` an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import Lock
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from pixtreme.infer.errors import BusyError, ContractError
 from pixtreme.infer.frames import FrameLike, HostFrame, with_pixels
 from pixtreme.infer.runtimes import Runtime
 from pixtreme.infer.streams import _scopes
-from pixtreme.infer.streams._semaphore import FairSemaphore
+from pixtreme.infer.streams._semaphore import FairSemaphore, take_first, take_first_blocking
 from pixtreme.infer.streams._stream import Stream
 
 Pixels = npt.NDArray[Any]
@@ -114,7 +115,7 @@ def pool_of(runtime: Runtime) -> StagingPool:
 
 
 class Lease:
-    """A slot of a pool, and the buffers in it, until the copies are over or never came to be."""
+    """A slot of a pool, and the buffers in it, until the copies are over or, on leaving ``with``, never came to be."""
 
     def __init__(self, owner: StagingPool) -> None:
         self.owner = owner
@@ -137,6 +138,13 @@ class Lease:
         _scopes.add_epilogue(stream, partial(self._finish, fill, view), fills_host=fill is not None)
         stream.ensure_reporting()  # buffers come back without anybody waiting for the handle
         return view
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.taken:
+            self.release()
 
     def release(self) -> None:
         """Give the slot back, and the buffers."""
@@ -170,6 +178,24 @@ def lease_for(runtime: Runtime) -> Lease:
             "without a loop), or raise staging.pool(device).limit",
         )
     return Lease(owner)
+
+
+def lease_blocking(pools: Sequence[StagingPool]) -> AbstractContextManager[Lease | None]:
+    """Block until one of several pools has a free buffer and return it for a ``with``; of no pools, none."""
+    if not pools:
+        return nullcontext()
+    return Lease(pools[take_first_blocking([pool.slots for pool in pools], _nothing)])
+
+
+async def lease_waiting(pools: Sequence[StagingPool]) -> AbstractContextManager[Lease | None]:
+    """Like `lease_blocking`, but wait on the event loop."""
+    if not pools:
+        return nullcontext()
+    return Lease(pools[await take_first([pool.slots for pool in pools], _nothing)])
+
+
+def _nothing() -> None:
+    """Copies under way are reported without being asked for: each made sure of it."""
 
 
 def copied_in(stream: Stream, source: Pixels, lease: Lease | None = None) -> Any:

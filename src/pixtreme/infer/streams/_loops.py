@@ -83,6 +83,19 @@ def warn_of_blocking(call: str, instead: str) -> None:
         )
 
 
+async def in_any_case(wait: Callable[[], Awaitable[object]], is_over: Callable[[], bool]) -> BaseException | None:
+    """Wait although the task is cancelled: the cancellation is returned, for the caller to raise afterwards."""
+    loop = current()
+    cancelled: BaseException | None = None
+    while not is_over():
+        try:
+            with loop.shield():
+                await wait()
+        except loop.CANCELLED as error:
+            cancelled = error
+    return cancelled
+
+
 class Opened(Protocol):
     """What can be closed again."""
 
@@ -107,17 +120,15 @@ async def open_in_thread[T: Opened](call: Callable[[], T]) -> T:
             call_logged(notify)
 
     threading.Thread(target=contextvars.copy_context().run, args=(work,), name="pixtreme.infer opening").start()
-    cancelled: BaseException | None = None
-    while not outcome:
+
+    async def wait() -> None:
         waiter = loop.make_waiter()
         with ended:
             if not outcome:
                 waiters.append(waiter.notify)
-        try:
-            with loop.shield():
-                await (loop.checkpoint() if outcome else waiter.wait())
-        except loop.CANCELLED as error:
-            cancelled = error
+        await (loop.checkpoint() if outcome else waiter.wait())
+
+    cancelled = await in_any_case(wait, lambda: bool(outcome))
     try:
         await loop.checkpoint()  # the shield held back a scope's cancellation
     except loop.CANCELLED as error:

@@ -66,7 +66,3 @@ async def iterated(source: object) -> AsyncGenerator[Any]:
             what=f"received source={source!r}; accepted is an iterable or async iterable of frames",
             how="pass an iterable, such as a list or generator of frames",
         )
-
-
-def nothing() -> None:
-    """Copies under way are reported without being asked for: each made sure of it."""
