@@ -16,13 +16,13 @@ from pixtreme.infer.frames import HostFrame
 from pixtreme.infer.onnx_module import FACTORY, OnnxArtifact
 
 
-async def fan_out(pool: StreamPool[Any], tiles: list[HostFrame]) -> list[str]:
+async def fan_out(pool: StreamPool[Any], tiles: list[HostFrame]) -> list[HostFrame | None]:
     """Upscale tiles at once; a task that misses its deadline gives up waiting, and its work runs to its end."""
-    results = ["too late"] * len(tiles)
+    results: list[HostFrame | None] = [None] * len(tiles)
 
     async def one(index: int) -> None:
         with trio.move_on_after(30):
-            results[index] = repr(await pool.run(tiles[index], host=True))
+            results[index] = await pool.run(tiles[index], host=True)
 
     async with pool, trio.open_nursery() as nursery:
         for index in range(len(tiles)):
@@ -30,14 +30,17 @@ async def fan_out(pool: StreamPool[Any], tiles: list[HostFrame]) -> list[str]:
     return results
 
 
-def main() -> None:
+def main(device: str = "auto") -> list[HostFrame | None]:
     photograph = load_sample_image("flower.jpg").astype(np.float32) / 255
     crops = [photograph[100:164, left : left + 96] for left in range(0, 384, 96)]
     tiles = [HostFrame.rgb(crop) for crop in crops]
     with tempfile.TemporaryDirectory() as folder:
         artifact = OnnxArtifact(realesr.write_onnx(Path(folder) / "realesr.onnx"))
-        pool = StreamPool.open(["auto"] * 2, FACTORY, artifact, precision="fp32", input_hw=(64, 96))
-        print(*trio.run(fan_out, pool, tiles), sep="\n")
+        pool = StreamPool.open([device] * 2, FACTORY, artifact, precision="fp32", input_hw=(64, 96))
+        results = trio.run(fan_out, pool, tiles)
+    for number, result in enumerate(results):
+        print(f"tile {number}: {'too late' if result is None else result}")
+    return results
 
 
 if __name__ == "__main__":

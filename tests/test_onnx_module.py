@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import two_runtimes
 from helpers import WAIT_S, Gate, frame
 from onnx import TensorProto
-from onnx_files import DECLARED, FILES, write_brightener
+from onnx_files import DECLARED, FILES, write_brightener, write_model
 from samples import HW, photograph, small_model
 
 from pixtreme.infer.contracts import Exact
@@ -211,3 +212,11 @@ def test_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all") as raised:
         require_optional("broken_inside", extra="ort")
     assert "extra" not in str(raised.value)
+
+
+def test_what_runs_the_network_elsewhere_is_held_to_the_real_one(tmp_path: Path) -> None:
+    """R4: the stand-in of the emulated device enlarges as ONNX Runtime does."""
+    pixels = np.random.default_rng(0).random((6, 8, 3), np.float32)
+    session = onnxruntime.InferenceSession(str(write_model(tmp_path / "real.onnx")))
+    (expected,) = session.run(None, {"input": pixels[None]})
+    np.testing.assert_array_equal(two_runtimes.enlarged(pixels, 2), expected[0])

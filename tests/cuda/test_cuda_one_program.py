@@ -15,6 +15,7 @@ import motion_blur
 import multi_stream
 import numpy as np
 import pytest
+import two_runtimes
 from helpers import WAIT_S, Boom, fail
 from onnx_files import write_model
 
@@ -30,31 +31,10 @@ DEVICES = ("cpu", "cuda:0")
 PIXELS = np.random.default_rng(5).random((64, 96, 3), np.float32)
 
 
-class TwoRuntimeNetwork:
-    """Stands for ONNX Runtime, which has no emulated device: enlarges by repetition, on any runtime."""
-
-    def __init__(self, header: Any, contract: Any, threads: int, stream: Any) -> None:
-        runtime, frames, scale = stream.runtime, contract.module_contract, contract.scale
-        height, width = contract.input_hw
-        self._stream = stream
-        self.input, self._source = onnx_module._zeros(runtime, (height, width), frames.input_frame)
-        self.output, target = onnx_module._zeros(runtime, (height * scale, width * scale), frames.output_frame)
-        self._target = target.reshape(height, scale, width, scale, -1)
-
-    def _run(self) -> None:
-        self._target[...] = self._source[:, None, :, None, :]
-
-    def enqueue(self) -> None:
-        self._stream.runtime.enqueue(self._stream.native, self._run)
-
-
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An ``.onnx`` file in the current folder; what runs it is the module above."""
-    from pixtreme.infer._onnx_header import read_header as read
-
-    monkeypatch.setattr(onnx_module, "read_header", lambda path, runtime: read(path, runtime=False))
-    monkeypatch.setattr(onnx_module, "_Network", TwoRuntimeNetwork)
+    """An ``.onnx`` file in the current folder; what runs it is a network of ours."""
+    two_runtimes.install(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return write_model(tmp_path / "network.onnx")
 
