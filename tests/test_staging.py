@@ -61,6 +61,24 @@ def test_inside_a_submission(context: StreamContext) -> None:
             call()
 
 
+@pytest.mark.parametrize("verb", ["upload", "copy_in", "from_host"])
+def test_a_refilled_array(context: StreamContext, gate: Gate, verb: str) -> None:
+    """R4, A11: the pixels count as they are at the call, on every device: one array serves for every frame."""
+    array = np.empty((4, 6, 3), np.float32)
+    gate.hold(context)
+    handles: list[Any] = []
+    for number in range(3):
+        array[...] = number
+        if verb == "upload":
+            handles.append(staging.upload(context, array, **RGB))
+        elif verb == "copy_in":
+            handles.append(context.submit(staging.copy_in, array, **RGB))
+        else:
+            handles.append(context.from_host(HostFrame(data=array, **RGB)))
+    gate.open()
+    assert [handle.result(WAIT_S).data.max() for handle in handles] == [0, 1, 2]
+
+
 @pytest.mark.anyio
 async def test_async_forms(context: StreamContext) -> None:
     """A11, A12: the forms that wait, without blocking and (refused on a loop) with."""

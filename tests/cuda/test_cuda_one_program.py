@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +22,7 @@ import two_runtimes
 from helpers import WAIT_S, Boom, fail
 from onnx_files import write_model
 
-from pixtreme.infer import HostFrame, StreamContext, StreamPool, bind_onnx, onnx_module, staging
+from pixtreme.infer import HostFrame, Pipeline, Stage, StreamContext, StreamPool, bind_onnx, onnx_module, staging
 from pixtreme.infer.cuda_graph import CudaGraphSession
 from pixtreme.infer.errors import BusyError, ContextError, ContractError
 from pixtreme.infer.streams import EventHandle
@@ -37,6 +40,56 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     two_runtimes.install(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return write_model(tmp_path / "network.onnx")
+
+
+def bound_submit_sync(context: StreamContext, bound: Any) -> Any:
+    return bound.submit_sync(PIXELS).result(WAIT_S)
+
+
+def bound_submit_async(context: StreamContext, bound: Any) -> Any:
+    async def main() -> Any:
+        return await (await bound.submit_async(PIXELS))
+
+    return anyio.run(main)
+
+
+def context_submit_sync(context: StreamContext, bound: Any) -> Any:
+    return context.submit_sync(bound, PIXELS).result(WAIT_S)
+
+
+def context_submit_async(context: StreamContext, bound: Any) -> Any:
+    async def main() -> Any:
+        return await (await context.submit_async(bound, PIXELS))
+
+    return anyio.run(main, backend="trio")
+
+
+def pool_submit_sync(context: StreamContext, bound: Any) -> Any:
+    return StreamPool([bound]).submit_sync(PIXELS).result(WAIT_S)
+
+
+def stage(context: StreamContext, bound: Any, *, in_thread: bool = False) -> Any:
+    async def main() -> Any:
+        async with Pipeline(Stage(context, bound, in_thread=in_thread)) as pipeline:
+            (result,) = [result async for result in pipeline.run([PIXELS])]
+            return result
+
+    return anyio.run(main)
+
+
+def stage_in_thread(context: StreamContext, bound: Any) -> Any:
+    return stage(context, bound, in_thread=True)
+
+
+FORMS_THAT_WAIT = (
+    bound_submit_sync,
+    bound_submit_async,
+    context_submit_sync,
+    context_submit_async,
+    pool_submit_sync,
+    stage,
+    stage_in_thread,
+)
 
 
 def blocks(file: str) -> list[str]:
@@ -249,6 +302,30 @@ class TestHostPixels:
             assert bound.run_sync(PIXELS, host=True).data.shape == (128, 192, 3)
             with pytest.raises(ContractError):
                 bound.run_sync(PIXELS[:3])
+            context.synchronize()
+            assert (pool.in_use, context.in_flight) == (0, 0)
+        finally:
+            pool.limit = limit
+
+    @pytest.mark.parametrize("form", FORMS_THAT_WAIT, ids=lambda form: form.__name__)
+    def test_waiting_for_a_buffer(self, context: StreamContext, bound: Any, form: Any) -> None:
+        """R4, A12: every form that waits for a slot waits for a page-locked buffer as well."""
+        pool = staging.pool(context)
+        limit, pool.limit = pool.limit, 1
+        try:
+            with Latch(context):
+                first = bound(PIXELS)
+                results: list[Any] = []
+                thread = threading.Thread(target=lambda: results.append(form(context, bound)))
+                thread.start()
+                deadline = time.monotonic() + WAIT_S
+                while not pool.slots.queue and time.monotonic() < deadline:
+                    os.sched_yield()
+                assert pool.slots.queue
+            thread.join(WAIT_S)
+            assert first.result(WAIT_S).data.shape == (128, 192, 3)
+            (result,) = results
+            assert result.shape == (128, 192, 3)
             context.synchronize()
             assert (pool.in_use, context.in_flight) == (0, 0)
         finally:

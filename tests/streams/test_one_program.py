@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,42 @@ class TestWithoutBlocking:
         assert result.data.max() == 2.0
         await context.aclose()
         assert len(factory.closed) == 1
+
+    async def test_requests_go_on_while_a_module_opens(self, context: StreamContext, model: OnnxArtifact) -> None:
+        """R6: the other modules of the context work meanwhile, in every form."""
+        before = await context.bind_async(FACTORY, model, precision="fp32", input_hw=(4, 6))
+        factory = SlowFactory()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(context.bind_async, factory, model, precision="fp32", input_hw=(4, 6)))
+            while not factory.started.is_set():
+                await anyio.lowlevel.checkpoint()
+            assert (await before.run(frame(2.0))).data.max() == 2.0
+            assert (await before(frame(3.0))).data.max() == 3.0
+            with context.use():
+                await context.record()
+            await anyio.to_thread.run_sync(context.synchronize)
+            await before.aclose()
+            factory.go.set()
+
+    async def test_closed_while_a_module_opens(self, context: StreamContext, model: OnnxArtifact) -> None:
+        """R6, C8: close does not wait for it: the module is closed once it is open, and only then the stream goes."""
+        factory = SlowFactory()
+
+        async def opening() -> None:
+            with pytest.raises(ClosedError, match="being opened"):
+                await context.bind_async(factory, model, precision="fp32", input_hw=(4, 6))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(opening)
+            while not factory.started.is_set():
+                await anyio.lowlevel.checkpoint()
+            await context.aclose()
+            assert context.closed
+            assert not context.stream.destroyed
+            factory.go.set()
+        assert len(factory.closed) == 1
+        assert context.stream.destroyed
 
     async def test_cancelled_half_way(self, context: StreamContext, model: OnnxArtifact) -> None:
         """R6: nothing is left half-open: what has opened meanwhile is closed again."""

@@ -279,7 +279,7 @@ class CudaGraphSession:
 
     def _capture(self, name: str, operation: Operation) -> NativeGraph:
         runtime, stream = self._stream.runtime, self._stream.native
-        with _captures.open_capture(self._stream.key, f"operation {name!r} of {self!r}"):
+        with self._stream.turn, _captures.open_capture(self._stream.key, f"operation {name!r} of {self!r}"):
             try:
                 runtime.begin_capture(stream)
                 operation()

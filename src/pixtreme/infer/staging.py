@@ -139,11 +139,11 @@ def copy_in(array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, mat
 
     Host synchronization
     --------------------
-    None. On CUDA the image is copied to a page-locked buffer before this returns.
+    None. The image is copied before this returns, on CUDA to a page-locked buffer.
 
     Lifetime
     --------
-    Leave the array unchanged until the submission's handle is complete.
+    The array may be filled again at once.
     """
     return Upload(channels=channels, colorspace=colorspace, gamma=gamma, matrix=matrix)(array)
 

@@ -29,10 +29,10 @@ class Stage:
         own.
     call
         ``call(value)`` enqueues on the current stream and returns the result-to-be, as for `StreamContext.submit`; or a
-        `BoundInference` of this context. `staging.Upload` and `staging.Download` wait until a page-locked buffer is
-        free, as does any callable with their ``reserve(context)``. A function of your own that copies does not, and
-        raises `BusyError` when all are in use: make the copy a stage, or let ``staging.pool(device).limit`` be
-        ``depth`` times the copies it makes.
+        `BoundInference` of this context. A bound module given host pixels, `staging.Upload` and `staging.Download` wait
+        until a page-locked buffer is free, as does any callable with their ``reserve(context)``. A function of your own
+        that copies does not, and raises `BusyError` when all are in use: make the copy a stage, or let
+        ``staging.pool(device).limit`` be ``depth`` times the copies it makes.
     in_thread
         Call it in a thread of the stage's own: for calls that keep the host busy, which would block the event loop.
     name
@@ -66,6 +66,17 @@ class Stage:
         self.reserve: Callable[[StreamContext], Any] | None = getattr(call, "reserve", None)
         label = getattr(named, "__name__", None) or type(named).__name__
         self.name = name if name is not None else f"{label} on {context.name}"
+
+    def waits(self, value: Any) -> bool:
+        """Tell whether submitting ``value`` may have to wait. For this library's own modules.
+
+        Host synchronization
+        --------------------
+        None.
+        """
+        call = self.call
+        needs_buffer = isinstance(call, BoundInference) and bool(call.pools_for(value, host=False))
+        return needs_buffer or self.context.max_in_flight is not None
 
     def __repr__(self) -> str:
         return f"<Stage {self.name!r}{' in a thread' if self.in_thread else ''}>"
@@ -180,10 +191,10 @@ async def _submit(stages: Sequence[Stage], item: Item) -> None:
             after = context.pin(after)  # other tasks, and their scopes, run while this one waits
             async with stage.reserve(context) as call:
                 handle = await context.submit_async(call, item.value, after=after)
-        elif context.max_in_flight is None:
-            handle = context.submit(stage.call, item.value, after=after)
-        else:
+        elif stage.waits(item.value):
             handle = await context.submit_async(stage.call, item.value, after=after)
+        else:
+            handle = context.submit(stage.call, item.value, after=after)
         item.submitted(stage.name, handle)
 
 

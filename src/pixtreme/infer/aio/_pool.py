@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -14,10 +14,10 @@ from pixtreme.infer.declarations import Precision, TemporalFamilyContract, Tempo
 from pixtreme.infer.errors import ClosedError, ContractError, StreamFault, refuse_argument
 from pixtreme.infer.frames import FrameLike, HostFrame
 from pixtreme.infer.streams import BoundInference, EventHandle, StreamContext, _loops
-from pixtreme.infer.streams._copies import Pixels, lease_waiting
+from pixtreme.infer.streams._copies import Lease, Pixels, StagingPool, lease_blocking, lease_waiting
 from pixtreme.infer.streams._planning import After
 from pixtreme.infer.streams._request import Request
-from pixtreme.infer.streams._semaphore import take_first, take_first_blocking
+from pixtreme.infer.streams._semaphore import FairSemaphore, take_first, take_first_blocking
 
 _UNBOUNDED_AHEAD = 2  # how far map() goes on a member without a bound: one that runs and one that waits
 
@@ -178,14 +178,11 @@ class StreamPool[F: FrameLike](Owner):
         """
         _loops.refuse_to_block("submit_sync()", "`await pool.submit_async(...)`")
         while True:
-            members = self._idlest_first()
-            contexts = [member.context for member in members]
-            taken = take_first_blocking([context.slots for context in contexts], partial(_ensure_reporting, contexts))
-            try:
-                return contexts[taken].submit_promised(members[taken], (frame,), params, after)
-            except (StreamFault, ClosedError):
-                if all(_takes_requests(member) for member in members):
-                    raise  # the frame's own fault
+            attempt = _Attempt(self._idlest_first(), frame, after, host=False)
+            with lease_blocking(attempt.pools) as lease:
+                slots, before = attempt.slots_with(lease)
+                if (handle := attempt.submit(take_first_blocking(slots, before), params)) is not None:
+                    return handle
 
     async def submit_async(
         self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
@@ -318,26 +315,12 @@ class StreamPool[F: FrameLike](Owner):
         item.submitted(handle.context.name, handle)
 
     async def _begin(self, frame: Any, host: bool, after: After, params: dict[str, Any]) -> EventHandle[Any]:
-        """Submit to the first member that is free; where members need a staging buffer, wait for that before."""
         while True:
-            members = self._idlest_first()
-            pinned = {member: member.context.pin(after) for member in members}  # other tasks' scopes run meanwhile
-            requests = {member: Request(member, host=host) for member in members}  # one may be closed meanwhile
-            needed = [member.pools_for(frame, host) for member in members]
-            pools = list(dict.fromkeys(pool for one in needed for pool in one)) if all(needed) else []
-            with await lease_waiting(pools) as lease:
-                if lease is not None:
-                    members = [one for one, pools in zip(members, needed, strict=True) if lease.owner in pools]
-                contexts = [member.context for member in members]
-                slots = [context.slots for context in contexts]
-                taken = await take_first(slots, partial(_ensure_reporting, contexts))
-                request = requests[members[taken]]
-                request.lease = lease
-                try:
-                    return contexts[taken].submit_promised(request, (frame,), params, pinned[members[taken]])
-                except (StreamFault, ClosedError):
-                    if all(_takes_requests(member) for member in members):
-                        raise  # the frame's own fault
+            attempt = _Attempt(self._idlest_first(), frame, after, host=host)
+            with await lease_waiting(attempt.pools) as lease:
+                slots, before = attempt.slots_with(lease)
+                if (handle := attempt.submit(await take_first(slots, before), params)) is not None:
+                    return handle
 
     def _idlest_first(self) -> list[BoundInference[F]]:
         """Return the live members, the one with the fewest in flight first; they take turns where several have."""
@@ -357,6 +340,44 @@ class StreamPool[F: FrameLike](Owner):
             what=f"{self!r} was used after it was closed",
             how="open a new pool",
         )
+
+
+class _Attempt:
+    """One request on its way to the first member that is free; where members need a staging buffer, with that first."""
+
+    def __init__(self, members: list[BoundInference[Any]], frame: Any, after: After, *, host: bool) -> None:
+        self._frame = frame
+        self._members = members
+        self._pinned = {member: member.context.pin(after) for member in members}  # other tasks' scopes run meanwhile
+        self._requests = {member: Request(member, host=host) for member in members}  # one may be closed meanwhile
+        self._needed = {member: member.pools_for(frame, host) for member in members}
+        self._lease: Lease | None = None
+
+    @property
+    def pools(self) -> list[StagingPool]:
+        """The pools of which one buffer will do; none where a member needs none."""
+        needed = self._needed.values()
+        return list(dict.fromkeys(pool for pools in needed for pool in pools)) if all(needed) else []
+
+    def slots_with(self, lease: Lease | None) -> tuple[list[FairSemaphore], Callable[[], object]]:
+        """Return what to wait for: a slot of the members that the buffer, if any, is for; and what to call before."""
+        self._lease = lease
+        if lease is not None:
+            self._members = [member for member in self._members if lease.owner in self._needed[member]]
+        contexts = [member.context for member in self._members]
+        return [context.slots for context in contexts], partial(_ensure_reporting, contexts)
+
+    def submit(self, taken: int, params: dict[str, Any]) -> EventHandle[Any] | None:
+        """Submit on a slot of a member; None where it closed or faulted meanwhile."""
+        member = self._members[taken]
+        request = self._requests[member]
+        request.lease = self._lease
+        try:
+            return member.context.submit_promised(request, (self._frame,), params, self._pinned[member])
+        except (StreamFault, ClosedError):
+            if all(_takes_requests(member) for member in self._members):
+                raise  # the frame's own fault
+            return None
 
 
 def _ensure_reporting(contexts: Sequence[StreamContext]) -> None:

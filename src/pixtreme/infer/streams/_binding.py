@@ -177,11 +177,7 @@ class BoundInference[F: FrameLike]:
         Blocks until the result is there; Ctrl-C interrupts it.
         """
         _loops.refuse_to_block("run_sync()", "`await bound.run(...)`")
-        self._check_open()
-        request = Request(self, host=host)
-        with lease_blocking(self.pools_for(frame, host)) as request.lease:
-            handle = self._context.submit_sync(request, frame, after=after, **params)
-        return handle.result()
+        return self._begin_blocking(frame, host, after, params).result()
 
     async def map(
         self,
@@ -232,7 +228,7 @@ class BoundInference[F: FrameLike]:
     async def submit_async(
         self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
     ) -> EventHandle[F]:
-        """Like a call, but at the context's bound wait for a slot without blocking; as `StreamContext.submit_async`.
+        """Like a call, but wait, without blocking, for a slot of the context and, for host pixels, a staging buffer.
 
         Stream order
         ------------
@@ -246,13 +242,12 @@ class BoundInference[F: FrameLike]:
         --------------------
         None.
         """
-        self._check_open()
-        return await self._context.submit_async(self, frame, after=after, **params)
+        return await self._begin(frame, False, after, params)
 
     def submit_sync(
         self, frame: F | HostFrame | Pixels | EventHandle[F], /, *, after: After = "current", **params: Any
     ) -> EventHandle[F]:
-        """Like a call, but at the context's bound wait on the host for a slot; as `StreamContext.submit_sync`.
+        """Like a call, but wait, on the host, for a slot of the context and, for host pixels, a staging buffer.
 
         Stream order
         ------------
@@ -266,8 +261,8 @@ class BoundInference[F: FrameLike]:
         --------------------
         As `StreamContext.submit_sync`.
         """
-        self._check_open()
-        return self._context.submit_sync(self, frame, after=after, **params)
+        _loops.refuse_to_block("submit_sync()", "`await bound.submit_async(...)`")
+        return self._begin_blocking(frame, False, after, params)
 
     def pools_for(self, frame: object, host: bool) -> list[StagingPool]:
         """Return the pool whose buffer a request takes; none where it needs none. For this library's own modules.
@@ -377,6 +372,12 @@ class BoundInference[F: FrameLike]:
         after = self._context.pin(after)  # other tasks, and their scopes, run while this one waits
         with await lease_waiting(self.pools_for(frame, host)) as request.lease:
             return await self._context.submit_async(request, frame, after=after, **params)
+
+    def _begin_blocking(self, frame: Any, host: bool, after: After, params: dict[str, Any]) -> EventHandle[Any]:
+        self._check_open()
+        request = Request(self, host=host)
+        with lease_blocking(self.pools_for(frame, host)) as request.lease:
+            return self._context.submit_sync(request, frame, after=after, **params)
 
     def _check_open(self) -> None:
         if self._opened.closed:

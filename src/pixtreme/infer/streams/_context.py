@@ -12,7 +12,7 @@ from pixtreme.infer.errors import ContextError, refuse_pickle
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.runtimes import NativeStream, Runtime, StreamLike, native_stream, runtime_for
 from pixtreme.infer.streams import _loops, _scopes
-from pixtreme.infer.streams._binding import BoundInference, Opened
+from pixtreme.infer.streams._binding import BoundInference
 from pixtreme.infer.streams._completion import HostEpilogue
 from pixtreme.infer.streams._handle import EventHandle
 from pixtreme.infer.streams._lifetime import ContextStatus, Lifetime, check_options
@@ -30,7 +30,7 @@ class StreamContext(Storage):
 
     Invariants
 
-    1. Host calls through one context take turns; they never overlap.
+    1. Host calls through one context take turns; only a module opens beside them.
     2. Whatever was submitted keeps its arguments and its result alive until its event completes.
     3. Nothing waits for the device but ``synchronize``, ``close`` and methods with ``sync`` in their name.
     4. The stream is released only after everything recorded on it is complete.
@@ -289,6 +289,8 @@ class StreamContext(Storage):
     ) -> EventHandle[Any]:
         """Like `submit`, but at the bound wait on the host for a slot; slots are given in order of asking.
 
+        For a bound module given host pixels it waits for a staging buffer as well.
+
         Raises
         ------
         ContextError
@@ -306,6 +308,9 @@ class StreamContext(Storage):
         --------------------
         Blocks while ``max_in_flight`` handles are pending.
         """
+        if isinstance(fn, BoundInference):
+            fn.instance_on(self)
+            return fn.submit_sync(*args, after=after, **kwargs)
         _loops.refuse_to_block("submit_sync()", "`await context.submit_async(...)`, or submit() and handle BusyError")
         self.check_usable()
         self._stream.refuse_own_thread("waiting for a slot")
@@ -325,6 +330,8 @@ class StreamContext(Storage):
     ) -> EventHandle[Any]:
         """Like `submit`, but at the bound wait for a slot without blocking; slots are given in order of asking.
 
+        For a bound module given host pixels it waits for a staging buffer as well.
+
         Stream order
         ------------
         As `submit`; ``"current"`` means the stream current when this is first awaited.
@@ -337,6 +344,9 @@ class StreamContext(Storage):
         --------------------
         None.
         """
+        if isinstance(fn, BoundInference):
+            fn.instance_on(self)
+            return await fn.submit_async(*args, after=after, **kwargs)
         self.check_usable()
         after = self.pin(after)  # other tasks, and their scopes, run while this one waits
         await self._in_flight.take_waiting(self._stream.ensure_reporting)
@@ -460,12 +470,9 @@ class StreamContext(Storage):
         Closed with the context, in reverse order of binding, or by its own ``close()``.
         """
         _loops.warn_of_blocking("bind()", "`await context.bind_async(...)`")
-        with self._recorder.turn:
-            self.check_usable()
-            self._stream.refuse_while_capturing("bind()")
-            with self.use():
-                opened = Opened(factory.open(artifact, precision=precision, input_hw=input_hw))
-            self._lifetime.opened.append(opened)
+        opened = self._lifetime.open_module(
+            self, self.use(), lambda: factory.open(artifact, precision=precision, input_hw=input_hw)
+        )
         close = partial(self._lifetime.close_opened, owner=self)
         return BoundInference(self, opened, self._lifetime.drain_for_module, close)
 
@@ -480,8 +487,9 @@ class StreamContext(Storage):
     ) -> BoundInference[F]:
         """Like `bind`, in a thread of its own, without blocking the event loop.
 
-        Cancelling it takes effect once the module is open, and closes it again. Until then other calls of this context
-        wait for their turn: open modules before requests come.
+        Cancelling it takes effect once the module is open, and closes it again. Meanwhile the context takes requests;
+        they wait only while a `CudaGraphSession` of the module captures. A module that captures by other means opens
+        before requests come.
 
         Stream order
         ------------
@@ -524,7 +532,7 @@ class StreamContext(Storage):
         --------
         ``value`` and ``keep_alive`` live until the event completes.
         """
-        with self._recorder.turn:
+        with self._stream.turn:
             self.check_usable()
             self._stream.refuse_while_capturing("record()")
             completion = self._recorder.publish((value, tuple(keep_alive)), "record", promised=False)
@@ -550,7 +558,7 @@ class StreamContext(Storage):
         --------------------
         None.
         """
-        with self._recorder.turn:
+        with self._stream.turn:
             self.check_usable()
             self._recorder.carry_out(plan_waits(self._stream, dependencies))
 

@@ -199,8 +199,13 @@ def _nothing() -> None:
 
 
 def copied_in(stream: Stream, source: Pixels, lease: Lease | None = None) -> Any:
-    """Enqueue a copy of a host array to the device; return the native array."""
+    """Enqueue a copy of a host array, as it is now, to the device; return the native array.
+
+    Only pixels that earlier work of the host runtime is still to write are copied in stream order.
+    """
     runtime = stream.runtime
+    if not runtime.needs_staging and runtime.bare(source) is source:
+        return source.copy()
     target = runtime.empty(source.shape, source.dtype)
     view = source
     if runtime.needs_staging:
@@ -255,7 +260,7 @@ def from_host(value: Any) -> Any:
             what=f"received {value!r:.200}; accepted are numpy.ndarray and HostFrame",
             how="pass numpy.asarray(data), or pass the value itself where it is on the device already",
         )
-    return copied_in(stream, value) if stream.runtime.needs_staging else value.copy()
+    return copied_in(stream, value)
 
 
 def with_guard(runtime: Runtime, made: FrameLike, array: Any) -> FrameLike:

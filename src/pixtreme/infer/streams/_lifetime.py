@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ from pixtreme.infer.streams import _captures, _scopes
 from pixtreme.infer.streams._binding import Opened
 from pixtreme.infer.streams._completion import Completion
 from pixtreme.infer.streams._recorder import Recorder
-from pixtreme.infer.streams._stream import Stream
+from pixtreme.infer.streams._stream import Consumer, Stream
 
 
 class ContextStatus(Enum):
@@ -46,6 +48,7 @@ class Lifetime:
     def __init__(self, owner: object, recorder: Recorder, *, owned: bool) -> None:
         self.status = ContextStatus.OPEN
         self.opened: list[Opened[Any]] = []  # in the order of binding
+        self._opening = 0  # modules being opened, which use the stream
         self._recorder = recorder
         self._owned = owned
         self._pid = os.getpid()
@@ -71,7 +74,7 @@ class Lifetime:
 
     def begin_close(self, owner: object, *, cancel_pending: bool = False) -> Completion | None:
         """Refuse new work and return what to wait for; None where the context is closed already."""
-        with self._recorder.turn:
+        with self._recorder.stream.turn:
             if self.status is ContextStatus.CLOSED:
                 return None
             self._check_process()
@@ -95,7 +98,7 @@ class Lifetime:
         errors: list[BaseException] = []
         recorder = self._recorder
         stream = recorder.stream
-        with recorder.turn:
+        with stream.turn:
             if self.status is ContextStatus.CLOSED:
                 return
             closed = fire(self.status, "drained")
@@ -106,9 +109,7 @@ class Lifetime:
                     errors.append(error)
             self.status = closed
             self.finalizer.detach()
-            stream.runtime.detach(stream.native)
-            if self._owned:
-                stream.runtime.destroy_stream(stream.native)
+            self._release_stream()
             fault = recorder.in_flight.fault
             if fault is not None and not fault.delivered:
                 fault.log_unless_known()
@@ -117,16 +118,53 @@ class Lifetime:
                 errors[0].add_note(f"while closing another module of {stream.place}: {further!r}")
             raise errors[0]
 
+    def open_module(self, owner: Consumer, scope: AbstractContextManager[None], call: Callable[[], Any]) -> Opened[Any]:
+        """Open a module inside ``scope``; other calls of the context go on meanwhile.
+
+        Where it closes meanwhile, the module is closed as well, and only then the stream released.
+        """
+        stream = self._recorder.stream
+        with stream.turn:
+            owner.check_usable()
+            stream.refuse_while_capturing("bind()")
+            self._opening += 1
+        try:
+            with scope:
+                opened = Opened(call())
+            with stream.turn:
+                if self.status is ContextStatus.OPEN:
+                    self.opened.append(opened)
+                    return opened
+            self._close_inside(opened, owner)
+            raise ClosedError(
+                why="a closed context owns no modules",
+                what=f"{owner!r} was closed while {type(opened.instance).__qualname__} was being opened",
+                how="await bind_async() before the context is closed",
+            )
+        finally:
+            with stream.turn:
+                self._opening -= 1
+                if self.status is ContextStatus.CLOSED:
+                    self._release_stream()
+
     def drain_for_module(self) -> Completion | None:
         """Return what a module's close waits for (C8); None where the context closes, which has drained already."""
         return self._recorder.drain("close() of a module") if self.status is ContextStatus.OPEN else None
 
     def close_opened(self, opened: Opened[Any], owner: object) -> None:
         """Close one module, whose outstanding work is over."""
-        with self._recorder.turn:
+        with self._recorder.stream.turn:
             if opened in self.opened:
                 self.opened.remove(opened)
                 self._close_inside(opened, owner)
+
+    def _release_stream(self) -> None:
+        """Let go of the stream, unless a module is being opened on it, which comes here again."""
+        if not self._opening:
+            stream = self._recorder.stream
+            stream.runtime.detach(stream.native)
+            if self._owned:
+                stream.runtime.destroy_stream(stream.native)
 
     def _close_inside(self, opened: Opened[Any], owner: object) -> None:
         entry = _scopes.enter(self._recorder.stream, owner)

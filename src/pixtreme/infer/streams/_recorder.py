@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -22,15 +21,14 @@ from pixtreme.infer.streams._values import Later
 class Recorder:
     """Turns what was enqueued on a stream into completions.
 
-    ``turn`` is held from a call's first wait to its event, so that nothing of another thread stands between them: by
-    `submit`, `keep`, `leave_scope` and `drain` themselves, by the caller of the others.
+    `submit`, `enqueue`, `keep`, `leave_scope` and `drain` take the stream's turn themselves; for the others the caller
+    holds it.
     """
 
     def __init__(self, stream: Stream, max_in_flight: int | None, *, timing: bool) -> None:
         self.stream = stream
         self.in_flight = InFlight(stream.place, max_in_flight)
         self.timing = timing
-        self.turn = threading.RLock()
         self._kept: list[object] = []  # until the next event is recorded (S16)
 
     def carry_out(self, plan: Plan) -> None:
@@ -52,7 +50,7 @@ class Recorder:
         """
         completion: Completion | None = None
         try:
-            with self.turn:
+            with self.stream.turn:
                 owner.check_usable()
                 if isinstance(fn, BoundInference):
                     fn = fn.call_on(owner, args)
@@ -100,7 +98,7 @@ class Recorder:
         """
         completion: Completion | None = None
         try:
-            with self.turn:
+            with self.stream.turn:
                 owner.check_usable()
                 label = _label(fn, "enqueue")
                 handles: list[EventHandle[Any]] = []
@@ -168,12 +166,12 @@ class Recorder:
         if entry is not None:
             entry.kept.extend(values)
             return
-        with self.turn:
+        with self.stream.turn:
             self._kept.extend(values)
 
     def leave_scope(self, kept: list[object], epilogue: HostEpilogue | None) -> None:
         """Keep what a scope collected until what it enqueued is complete (S16)."""
-        with self.turn:
+        with self.stream.turn:
             if self.stream.is_capturing:
                 self._kept.append((kept, epilogue))
             else:
@@ -181,7 +179,7 @@ class Recorder:
 
     def drain(self, label: str) -> Completion:
         """Return what is over once everything enqueued so far is."""
-        with self.turn:
+        with self.stream.turn:
             self.stream.refuse_own_thread(label)
             self.stream.refuse_while_capturing(label)
             _captures.run_deferred()

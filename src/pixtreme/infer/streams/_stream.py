@@ -7,6 +7,7 @@ driver knows it (S33), not Python objects.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -20,15 +21,20 @@ logger = logging.getLogger("pixtreme.infer")
 
 
 class Stream:
-    """One stream of one device."""
+    """One stream of one device.
 
-    __slots__ = ("_place", "key", "native", "runtime")
+    ``turn`` is held from a call's first wait to its event, and while a session captures, so that nothing of another
+    thread that works through the same context stands between them.
+    """
+
+    __slots__ = ("_place", "key", "native", "runtime", "turn")
 
     def __init__(self, runtime: Runtime, native: NativeStream, place: str | None = None) -> None:
         self.runtime = runtime
         self.native = native
         self.key: StreamKey = runtime.key(native)
         self._place = place
+        self.turn = threading.RLock()
 
     @property
     def place(self) -> str:
