@@ -16,6 +16,8 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+import trio
+import trio.testing
 from helpers import WAIT_S, Gate, doubled, frame
 from samples import small_model
 
@@ -184,6 +186,125 @@ async def test_anyio_scopes_and_groups(context: StreamContext, gate: Gate) -> No
     async with anyio.create_task_group() as group:
         with pytest.raises(TypeError):
             group.start_soon(handle)  # type: ignore[arg-type]
+
+
+async def _nursery(handle: Any) -> Any:
+    results: list[Any] = []
+
+    async def take() -> None:
+        results.append(await handle)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(take)
+    assert results == [5] * 3
+    return results[0]
+
+
+async def _started(handle: Any) -> Any:
+    async def take(task_status: Any) -> None:
+        task_status.started(await handle)
+
+    async with trio.open_nursery() as nursery:
+        return await nursery.start(take)
+
+
+async def _fail_after(handle: Any) -> Any:
+    with trio.fail_after(WAIT_S):
+        return await handle
+
+
+async def _in_shield(handle: Any) -> Any:
+    with trio.CancelScope() as outer:
+        outer.cancel()
+        with trio.CancelScope(shield=True):
+            return await handle
+
+
+async def _trio_to_thread(handle: Any) -> Any:
+    return await trio.to_thread.run_sync(handle.result, WAIT_S)
+
+
+async def _from_thread(handle: Any) -> Any:
+    async def take() -> Any:
+        return await handle
+
+    return await trio.to_thread.run_sync(trio.from_thread.run, take)
+
+
+async def _cut_short(handle: Any) -> Any:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await handle
+    assert scope.cancelled_caught
+    return await handle
+
+
+TRIO = [_nursery, _started, _fail_after, _in_shield, _trio_to_thread, _from_thread, _cut_short]
+
+
+@pytest.mark.parametrize("use", TRIO)
+def test_trios_own_words(context: StreamContext, gate: Gate, use: Callable[[Any], Any]) -> None:
+    """R7: nurseries, cancel scopes, deadlines and threads of trio take a pending handle."""
+
+    async def main() -> Any:
+        gate.hold(context)
+        handle = context.submit(lambda: 5)
+        trio.lowlevel.spawn_system_task(_open_soon, gate)
+        return await use(handle)
+
+    assert trio.run(main) == 5
+
+
+async def _open_soon(gate: Gate) -> None:
+    await trio.lowlevel.checkpoint()
+    gate.open()
+
+
+def test_trio_timeouts_leave_the_handle(context: StreamContext, gate: Gate) -> None:
+    """R7: `fail_after`, `move_on_after` and a cancelled nursery give the task back at once, the work still pending."""
+
+    async def main() -> None:
+        gate.hold(context)
+        handle = context.submit(lambda: 5)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(0.01):
+            await handle
+        with trio.move_on_after(0.01) as scope:
+            await handle
+        assert scope.cancelled_caught
+
+        async def take() -> None:
+            await handle
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert not handle.done()
+        gate.open()
+        assert await handle == 5
+
+    trio.run(main)
+
+
+def test_trio_wants_functions(context: StreamContext, gate: Gate) -> None:
+    """R7: a handle given where trio wants an async function is refused at once."""
+
+    async def main() -> None:
+        gate.hold(context)
+        handle: Any = context.submit(lambda: 5)
+        async with trio.open_nursery() as nursery:
+            with pytest.raises(TypeError, match="callable"):
+                nursery.start_soon(handle)
+            with pytest.raises(TypeError, match="callable"):
+                await nursery.start(handle)
+        assert not handle.done()
+        gate.open()
+        await handle
+
+    trio.run(main)
+    with pytest.raises(TypeError, match="callable"):
+        trio.run(context.submit(lambda: 5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -593,6 +593,22 @@ def test_what_programs_need_is_at_the_top(log: LogRecords) -> None:
     assert set(names.split()) <= set(dir(pixtreme.infer))
 
 
+def test_dir_shows_what_there_is_for_programs(context: StreamContext, bound: BoundInference[Any]) -> None:
+    """R13: completion offers no private name and no seam between our own modules; each of those says that it is one."""
+    for one in (context, context.record(), bound):
+        every = set(object.__dir__(one))
+        hidden = every - set(dir(one))
+        assert {"__repr__", "context" if one is not context else "submit"} <= set(dir(one))
+        seams = {name for name in hidden if not name.startswith("_")}
+        for name in every:
+            if not name.startswith("_"):
+                text = getattr(type(one), name).__doc__
+                is_seam = "this library's own modules" in text or "no part of the stable API" in text
+                assert is_seam == (name in seams), name
+        assert {name for name in hidden if name.startswith("__")} == set()
+        assert not any(name.startswith("_") and not name.startswith("__") for name in dir(one))
+
+
 @pytest.mark.anyio
 async def test_short_forms(tmp_path: Path, context: StreamContext) -> None:
     """R14: RGB pixels and an ``.onnx`` file in one call each; the file's own precision is taken."""

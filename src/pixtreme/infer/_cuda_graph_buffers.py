@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -118,7 +118,9 @@ class CudaGraphBuffers:
             if not runtime.same_storage(array, self._inputs[name]):
                 runtime.copy(self._inputs[name], array, stream.native)
 
-    def copy_output(self, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None) -> FrameLike:
+    def copy_output(
+        self, *, channels: str | Sequence[str], colorspace: str, gamma: str, matrix: str | None = None
+    ) -> FrameLike:
         """Enqueue a copy of the fixed output into storage of its own, and return it as a frame.
 
         Parameters

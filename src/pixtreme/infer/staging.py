@@ -13,6 +13,7 @@ await it before passing the array on. A pending one is refused by every other st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pixtreme.infer._staging_buffers import Reservation, pool
@@ -46,8 +47,15 @@ class Upload:
         The frames' metadata.
     """
 
-    def __init__(self, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None) -> None:
-        self._metadata = {"channels": channels, "colorspace": colorspace, "gamma": gamma, "matrix": matrix}
+    def __init__(
+        self, *, channels: str | Sequence[str], colorspace: str, gamma: str, matrix: str | None = None
+    ) -> None:
+        self._metadata: dict[str, Any] = {
+            "channels": channels,
+            "colorspace": colorspace,
+            "gamma": gamma,
+            "matrix": matrix,
+        }
 
     def __call__(self, array: Pixels, /) -> FrameLike:
         """Enqueue the copy of one image, as `copy_in` does.
@@ -109,7 +117,9 @@ class Download:
         return Reservation(context, _copied_out, "Download")
 
 
-def copy_in(array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None) -> FrameLike:
+def copy_in(
+    array: Pixels, /, *, channels: str | Sequence[str], colorspace: str, gamma: str, matrix: str | None = None
+) -> FrameLike:
     """Enqueue a copy of an image to the current context's device; call it inside ``use()`` or a submission.
 
     Parameters
@@ -179,7 +189,14 @@ def copy_out(frame: FrameLike, /) -> Pixels:
 
 
 def upload(
-    context: StreamContext, array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None
+    context: StreamContext,
+    array: Pixels,
+    /,
+    *,
+    channels: str | Sequence[str],
+    colorspace: str,
+    gamma: str,
+    matrix: str | None = None,
 ) -> EventHandle[FrameLike]:
     """Submit `copy_in` and return its handle.
 
@@ -228,7 +245,14 @@ def download(context: StreamContext, frame: FrameLike | EventHandle[FrameLike], 
 
 
 def upload_sync(
-    context: StreamContext, array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None
+    context: StreamContext,
+    array: Pixels,
+    /,
+    *,
+    channels: str | Sequence[str],
+    colorspace: str,
+    gamma: str,
+    matrix: str | None = None,
 ) -> EventHandle[FrameLike]:
     """Like `upload`, but wait on the host for a buffer and a slot of the context; given in order of asking.
 
@@ -267,7 +291,14 @@ def download_sync(context: StreamContext, frame: FrameLike | EventHandle[FrameLi
 
 
 async def upload_async(
-    context: StreamContext, array: Pixels, /, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None
+    context: StreamContext,
+    array: Pixels,
+    /,
+    *,
+    channels: str | Sequence[str],
+    colorspace: str,
+    gamma: str,
+    matrix: str | None = None,
 ) -> EventHandle[FrameLike]:
     """Like `upload`, but wait for a buffer and a slot of the context without blocking; given in order of asking.
 

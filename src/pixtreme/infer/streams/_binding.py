@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
+from pixtreme.infer._dir import public_dir
 from pixtreme.infer.contracts import (
     OpenedStatelessImageInference,
     StatefulImageInference,
@@ -25,6 +26,7 @@ from pixtreme.infer.streams._handle import EventHandle
 from pixtreme.infer.streams._planning import After
 from pixtreme.infer.streams._request import Request, iterated
 
+_SEAMS = ("call_on", "instance_on", "pools_for")  # for this library's own modules
 _AHEAD = 2  # how far map() goes on a context without a bound: one request that runs and one that waits
 
 if TYPE_CHECKING:
@@ -278,7 +280,7 @@ class BoundInference[F: FrameLike]:
         return [pool_of(runtime)] if needed else []
 
     def call_on(self, context: object, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """Return what a submission to ``context`` calls with ``args``: the module, or a `Request` for host pixels.
+        """Return the module for ``args``, or a `Request` for host pixels. For this library's own modules.
 
         Host synchronization
         --------------------
@@ -288,7 +290,7 @@ class BoundInference[F: FrameLike]:
         return Request(self) if args and isinstance(args[0], HostFrame | np.ndarray) else instance
 
     def instance_on(self, context: object) -> OpenedStatelessImageInference[Any, F] | StatefulImageInference[Any, F]:
-        """Return the module for a submission to ``context``, as `StreamContext.submit` does with a bound module.
+        """Return the module for a submission to ``context``. For this library's own modules.
 
         Raises
         ------
@@ -356,6 +358,9 @@ class BoundInference[F: FrameLike]:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def __dir__(self) -> Iterable[str]:
+        return public_dir(self, _SEAMS)
 
     def __repr__(self) -> str:
         state = "closed" if self._opened.closed else "open"

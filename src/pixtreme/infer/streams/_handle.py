@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pixtreme.infer._dir import public_dir
 from pixtreme.infer.errors import (
     BusyError,
     ContextError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pixtreme.infer.streams._context import StreamContext
 
 
+_SEAMS = ("completion", "unordered_value", "value_here", "value_in_order")  # for this library's own modules
 # What asyncio.wait and concurrent.futures.wait ask of their own futures.
 _FUTURE_NAMES = ("add_done_callback", "remove_done_callback", "cancel", "cancelled", "_condition", "_state")
 _NO_FUTURE = (
@@ -75,7 +77,7 @@ class EventHandle[T]:
 
     @property
     def unordered_value(self) -> T:
-        """The value, which work may still be filling: for code that orders itself after the handle.
+        """The value, which work may still be filling. For this library's own modules, which order themselves after it.
 
         Raises
         ------
@@ -96,12 +98,12 @@ class EventHandle[T]:
 
     @property
     def value_here(self) -> T:
-        """The value as a function may see it that is called now: unwritten memory raises where it is read."""
+        """The value for a function called now: reading what is unwritten raises. For this library's own modules."""
         return self._outcome() if self._completion.done else self._guarded()
 
     @property
     def value_in_order(self) -> T | Later:
-        """The value, or what will hold it: for a function that a stream calls once it is ordered after the handle."""
+        """The value or what will hold it, for a function called in stream order. For this library's own modules."""
         value = self._value
         return value.value if isinstance(value, Later) and value.is_known else value
 
@@ -331,6 +333,9 @@ class EventHandle[T]:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self
             )
+
+    def __dir__(self) -> Iterable[str]:
+        return public_dir(self, _SEAMS)
 
     def __repr__(self) -> str:
         return f"<EventHandle {self.status.value}: {self._completion.label} on {self._completion.stream.place}>"

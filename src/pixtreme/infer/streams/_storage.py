@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pixtreme.infer._dir import public_dir
 from pixtreme.infer.errors import ContractError
 from pixtreme.infer.frames import FrameLike
 from pixtreme.infer.runtimes import NativeArray
@@ -14,6 +15,8 @@ from pixtreme.infer.streams._handle import EventHandle
 from pixtreme.infer.streams._planning import After
 from pixtreme.infer.streams._scopes import Scope
 from pixtreme.infer.streams._stream import Stream
+
+_SEAMS = ("core_stream", "slots", "submit_promised")  # for this library's own modules
 
 
 class Storage:
@@ -27,6 +30,9 @@ class Storage:
         def submit(
             self, fn: Callable[..., Any], /, *args: Any, after: After = "current", **kwargs: Any
         ) -> EventHandle[Any]: ...
+
+    def __dir__(self) -> Iterable[str]:
+        return public_dir(self, _SEAMS)
 
     @property
     def xp(self) -> ModuleType:
@@ -52,7 +58,9 @@ class Storage:
         with self.use():
             return self.core_stream.runtime.empty((shape,) if isinstance(shape, int) else tuple(shape), dtype)
 
-    def frame(self, array: Any, *, channels: Any, colorspace: Any, gamma: Any, matrix: Any = None) -> FrameLike:
+    def frame(
+        self, array: Any, *, channels: str | Sequence[str], colorspace: str, gamma: str, matrix: str | None = None
+    ) -> FrameLike:
         """Wrap an array of the device in the device's kind of frame, without a copy where it is C-contiguous.
 
         Parameters
